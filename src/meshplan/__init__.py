@@ -1,0 +1,3 @@
+"""meshplan: how to lay an LLM training run out over GPUs."""
+
+__version__ = "0.1.0"

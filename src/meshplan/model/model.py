@@ -1,0 +1,53 @@
+"""The model: a list of layers between an embedding and a head."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshplan.errors import InputError
+from meshplan.model.layers import Layer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Model:
+    """A decoder-only language model, as far as training cost depends on it.
+
+    Raises ``InputError`` when a size is not positive or there are no layers.
+    """
+
+    name: str
+    hidden: int
+    vocab: int
+    layers: tuple[Layer, ...]
+    tied_embeddings: bool = False
+    """The head's weight is the embedding's."""
+    positions: int = 0
+    """Rows of a learned position embedding; 0: rotary, ALiBi or none."""
+    final_norm_bias: bool = False
+    embedding_norm: bool = False
+    """A norm right after the embedding (BLOOM)."""
+    head_bias: bool = False
+    mtp: tuple[Layer, ...] = ()
+    """Multi-token-prediction layers (DeepSeek-V3), trained beside the stack."""
+    max_seq: int | None = None
+    """Longest sequence the configuration was made for; for warnings only."""
+    source: str = ""
+    """Where the dimensions come from."""
+
+    def __post_init__(self) -> None:
+        for field in ("hidden", "vocab"):
+            if getattr(self, field) < 1:
+                raise InputError(f"model {self.name}: {field} must be at least 1, not {getattr(self, field)}")
+        if not self.layers:
+            raise InputError(f"model {self.name} has no layers")
+
+    @property
+    def kinds(self) -> tuple[Layer, ...]:
+        """The distinct layers, in order of first appearance (MTP layers included)."""
+        return tuple(dict.fromkeys((*self.layers, *self.mtp)))
+
+    @property
+    def kind_ids(self) -> tuple[int, ...]:
+        """For each layer of the stack, its index in ``kinds``."""
+        index = {layer: i for i, layer in enumerate(self.kinds)}
+        return tuple(index[layer] for layer in self.layers)
