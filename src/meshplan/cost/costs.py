@@ -1,0 +1,68 @@
+"""What every cost model answers: one price a plan, with the parts it is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from meshplan.cluster.cluster import Cluster
+from meshplan.model.model import Model
+from meshplan.plan.plans import Plans
+from meshplan.plan.workload import Workload
+
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Costs:
+    """Prices of a table of plans; every array has one entry a plan.
+
+    ``plans`` is the table as priced: what a model decides itself (layers recomputed to fit) is
+    filled in. ``time`` (seconds a step) and ``memory`` (bytes on the fullest rank) hold the parts,
+    which sum to ``step_s`` and ``memory_bytes``.
+    """
+
+    plans: Plans
+    step_s: Floats
+    memory_bytes: Floats
+    memory_limit_bytes: float
+    mfu: Floats
+    time: Mapping[str, Floats]
+    memory: Mapping[str, Floats]
+    hidden: Mapping[str, Floats] = field(default_factory=dict)
+    """Seconds of communication that computing hides; not part of the step."""
+    assumptions: tuple[str, ...] = ()
+
+    @property
+    def fits(self) -> Bools:
+        """Whether each plan stays within the memory limit."""
+        return np.asarray(self.memory_bytes <= self.memory_limit_bytes)
+
+    def take(self, index: object) -> Costs:
+        """The rows ``index`` selects, in that order."""
+        return Costs(
+            plans=self.plans.take(index),
+            step_s=self.step_s[index],  # type: ignore[index]
+            memory_bytes=self.memory_bytes[index],  # type: ignore[index]
+            memory_limit_bytes=self.memory_limit_bytes,
+            mfu=self.mfu[index],  # type: ignore[index]
+            time={k: v[index] for k, v in self.time.items()},  # type: ignore[index]
+            memory={k: v[index] for k, v in self.memory.items()},  # type: ignore[index]
+            hidden={k: v[index] for k, v in self.hidden.items()},  # type: ignore[index]
+            assumptions=self.assumptions,
+        )
+
+
+class CostModel(Protocol):
+    """Prices plans. A plan whose ``recompute_layers`` is ``AUTO_LAYERS`` gets the fewest that fit."""
+
+    name: str
+
+    def price(self, model: Model, cluster: Cluster, workload: Workload, plans: Plans) -> Costs:
+        """The price of every plan in the table."""
+        ...
