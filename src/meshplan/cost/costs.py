@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -43,17 +43,17 @@ class Costs:
         """Whether each plan stays within the memory limit."""
         return np.asarray(self.memory_bytes <= self.memory_limit_bytes)
 
-    def take(self, index: object) -> Costs:
+    def take(self, index: Any) -> Costs:
         """The rows ``index`` selects, in that order."""
         return Costs(
             plans=self.plans.take(index),
-            step_s=self.step_s[index],  # type: ignore[index]
-            memory_bytes=self.memory_bytes[index],  # type: ignore[index]
+            step_s=self.step_s[index],
+            memory_bytes=self.memory_bytes[index],
             memory_limit_bytes=self.memory_limit_bytes,
-            mfu=self.mfu[index],  # type: ignore[index]
-            time={k: v[index] for k, v in self.time.items()},  # type: ignore[index]
-            memory={k: v[index] for k, v in self.memory.items()},  # type: ignore[index]
-            hidden={k: v[index] for k, v in self.hidden.items()},  # type: ignore[index]
+            mfu=self.mfu[index],
+            time={k: v[index] for k, v in self.time.items()},
+            memory={k: v[index] for k, v in self.memory.items()},
+            hidden={k: v[index] for k, v in self.hidden.items()},
             assumptions=self.assumptions,
         )
 
