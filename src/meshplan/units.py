@@ -24,7 +24,9 @@ _SECONDS = {
     "min": 60.0, "h": 3600.0, "d": 86400.0,
 }  # fmt: skip
 _FLOPS = {
-    f"{p}{u}": f for p, f in _DECIMAL.items() for u in ("FLOP/s", "FLOPS", "FLOPs", "FLOPs/s", "flop/s", "flops")
+    f"{p}{u}": f
+    for p, f in _DECIMAL.items()
+    for u in ("FLOP/s", "FLOPS", "FLOPs", "FLOPs/s", "flop/s", "flops")
 }  # fmt: skip
 _WATTS = {"W": 1.0, "kW": 1e3, "MW": 1e6}
 
@@ -190,12 +192,11 @@ def _meant(number: str, unit: str, units: Mapping[str, float], usual: str) -> st
 
 def _scaled(value: float, steps: Sequence[tuple[str, float]], form: str, wrap: float | None) -> str:
     """``value`` in the largest step it reaches; a figure that rounds up to ``wrap`` takes the next step."""
-    for i, (unit, factor) in enumerate(steps):
-        if i + 1 == len(steps):
-            break
-        bound = steps[i + 1][1] / factor if wrap is None else wrap
-        if abs(float(format(value / factor, form))) < bound:
-            break
+    for (unit, factor), (_, larger) in zip(steps, steps[1:], strict=False):
+        text = format(value / factor, form)
+        if abs(float(text)) < (larger / factor if wrap is None else wrap):
+            return f"{text} {unit}"
+    unit, factor = steps[-1]
     return f"{format(value / factor, form)} {unit}"
 
 
