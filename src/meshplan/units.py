@@ -7,6 +7,7 @@ the text came from, for its message, and raises ``InputError``.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -192,7 +193,7 @@ def _meant(number: str, unit: str, units: Mapping[str, float], usual: str) -> st
 
 def _scaled(value: float, steps: Sequence[tuple[str, float]], form: str, wrap: float | None) -> str:
     """``value`` in the largest step it reaches; a figure that rounds up to ``wrap`` takes the next step."""
-    for (unit, factor), (_, larger) in zip(steps, steps[1:], strict=False):
+    for (unit, factor), (_, larger) in itertools.pairwise(steps):
         text = format(value / factor, form)
         if abs(float(text)) < (larger / factor if wrap is None else wrap):
             return f"{text} {unit}"
