@@ -24,12 +24,22 @@ class Attention:
     """Width of a value head; ``None``: as ``head_dim``."""
     window: int | None = None
     """Tokens a query sees (sliding window or chunk); ``None``: all earlier ones."""
+    chunked: bool = False
+    """``window`` cuts the sequence into chunks that do not see each other (Llama 4), instead of sliding."""
     qkv_bias: bool = False
+    k_bias: bool | None = None
+    """A bias on the key projection; ``None``: as ``qkv_bias``."""
     out_bias: bool = False
     qk_norm: QkNorm = "none"
     """``head``: one weight of ``head_dim`` each for q and k; ``full``: over all heads' features."""
+    qk_norm_bias: bool = False
+    """The q and k norms are LayerNorms, with a bias (Phi)."""
+    shared_kv: bool = False
+    """Values are the keys: there is no value projection (Gemma 4's global layers)."""
     gate: bool = False
-    """An output gate projected from the input, as wide as the query."""
+    """An output gate projected from the input, as wide as the attention output."""
+    head_gate: bool = False
+    """An output gate of one number a head (Step-3.5)."""
     sinks: bool = False
     """One learned sink logit a head (gpt-oss)."""
 
@@ -133,7 +143,11 @@ class Moe:
     shared_gate: bool = False
     """A learned gate (hidden → 1) on the shared expert's output."""
     router_bias: bool = False
-    """One bias an expert in the router (trained, gpt-oss; or adjusted without gradient, DeepSeek-V3)."""
+    """One bias an expert in the router that counts as a parameter (gpt-oss)."""
+    balance_bias: bool = False
+    """One bias an expert, adjusted without gradient to balance the load (DeepSeek-V3): a buffer."""
+    router_extra: int = 0
+    """Further weights of the router (Gemma 4: a scale of its input and one for each expert)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,6 +161,8 @@ class Layer:
     mlp: Mlp | Moe | None
     norms: int = 2
     """Norm weights of the hidden width in this layer (Gemma 2 and 3 have four)."""
+    extra_norm: int = 0
+    """Norm weights of other widths, summed (sub-norms inside attention or MLP)."""
     norm_bias: bool = False
     """LayerNorm (weight and bias) instead of RMSNorm (weight only)."""
     parallel: bool = False

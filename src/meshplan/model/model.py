@@ -23,6 +23,8 @@ class Model:
     """The head's weight is the embedding's."""
     positions: int = 0
     """Rows of a learned position embedding; 0: rotary, ALiBi or none."""
+    final_norm: bool = True
+    """The norm before the head has a weight (OLMo 1 has none)."""
     final_norm_bias: bool = False
     embedding_norm: bool = False
     """A norm right after the embedding (BLOOM)."""
@@ -33,6 +35,8 @@ class Model:
     """Longest sequence the configuration was made for; for warnings only."""
     source: str = ""
     """Where the dimensions come from."""
+    notes: tuple[str, ...] = ()
+    """What the reader left out or assumed, a sentence each."""
 
     def __post_init__(self) -> None:
         for field in ("hidden", "vocab"):
