@@ -1,0 +1,127 @@
+"""The commands, and how a run of any of them ends: exit codes and one-sentence errors."""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import NamedTuple
+
+import cyclopts
+
+import meshplan
+from meshplan.cli.sentences import sentence
+from meshplan.errors import MeshplanError
+
+BUG = 70
+"""Exit code of a bug (``EX_SOFTWARE`` of sysexits.h)."""
+INTERRUPTED = 130
+
+
+class Command(NamedTuple):
+    """A command's name, where its cyclopts app lives (imported when it is used), and its line of help."""
+
+    name: str
+    app: str
+    help: str
+
+
+COMMANDS = (
+    Command("plan", "meshplan.cli.plan:app", "Rank the ways to lay a training run out over GPUs."),
+    Command("models", "meshplan.cli.models:app", "List model presets; show what a model is made of."),
+    Command("gpus", "meshplan.cli.gpus:app", "List GPU presets; show one with the source of each number."),
+    Command("mesh", "meshplan.cli.mesh:app", "Which ranks form which group, drawn with node boundaries."),
+    Command("schedule", "meshplan.cli.schedule:app", "Simulate a pipeline schedule with given durations."),
+    Command(
+        "handbook", "meshplan.cli.handbook:app", "The textbook model's five scenarios, all plans ranked."
+    ),
+)
+
+
+def build() -> cyclopts.App:
+    """The root app; no command's module is imported yet."""
+    app = cyclopts.App(
+        name="meshplan",
+        version=f"meshplan {meshplan.__version__}",
+        help="Plan how to lay an LLM training run out over GPUs.",
+        help_formatter="plain",
+        result_action="return_value",
+    )
+    for command in COMMANDS:
+        app.command(command.app, name=command.name, help=command.help)
+    return app
+
+
+def run(argv: list[str]) -> int:
+    """Run one command line; every way it can end becomes an exit code."""
+    wants_json = _wants_json(argv)
+    _tolerate_narrow_encodings()
+    try:
+        code = _dispatch(argv)
+        sys.stdout.flush()
+    except (cyclopts.CycloptsError, MeshplanError) as error:
+        code = getattr(error, "exit_code", 2)
+        text = str(error) if isinstance(error, MeshplanError) else sentence(error)
+        _complain(text, code, wants_json)
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+        _complain("interrupted", code, wants_json)
+    except BrokenPipeError:  # the reader (head, less) has what it wanted
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    except Exception as error:  # the outermost frame: a bug ends as a sentence too
+        if os.environ.get("MESHPLAN_DEBUG") == "1":
+            raise
+        code = BUG
+        what = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        _complain(
+            f"a bug in meshplan {meshplan.__version__} ({what}); please report it with the command line"
+            " and what MESHPLAN_DEBUG=1 prints",
+            code,
+            wants_json,
+        )
+    return code
+
+
+def _dispatch(argv: list[str]) -> int:
+    if argv in ([], ["--help"], ["-h"]):  # cyclopts would import every command for this
+        sys.stdout.write(_root_help())
+        return 0
+    result = build()(argv, exit_on_error=False, print_error=False)
+    return result if isinstance(result, int) else 0
+
+
+def _root_help() -> str:
+    width = max(len(name) for name in (*(c.name for c in COMMANDS), "--version"))
+    lines = [
+        "Usage: meshplan COMMAND [OPTIONS]",
+        "",
+        "Plan how to lay an LLM training run out over GPUs.",
+        "",
+        "Commands:",
+        *(f"  {c.name:<{width}}  {c.help}" for c in COMMANDS),
+        "",
+        "Options:",
+        f"  {'--help':<{width}}  Show this, or a command's own help after its name.",
+        f"  {'--version':<{width}}  Show the version.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _complain(text: str, code: int, wants_json: bool) -> None:
+    """One line on standard error: a sentence, or with ``--json`` an object."""
+    line = json.dumps({"error": text, "exit_code": code}) if wants_json else f"error: {text}"
+    print(line, file=sys.stderr)
+
+
+def _wants_json(argv: list[str]) -> bool:
+    pairs = zip(argv, [*argv[1:], ""], strict=True)
+    return any(a in ("--json", "--format=json") or (a == "--format" and b == "json") for a, b in pairs)
+
+
+def _tolerate_narrow_encodings() -> None:
+    """A terminal that cannot show a character gets a ``?``, not a crash."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure: Callable[..., None] | None = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="replace")
