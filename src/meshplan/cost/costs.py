@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -57,11 +57,39 @@ class Costs:
             assumptions=self.assumptions,
         )
 
+    @classmethod
+    def concatenate(cls, pieces: Sequence[Costs]) -> Costs:
+        """The rows of all pieces (at least one, of one cost model and setting), one after the other."""
+        first = pieces[0]
+
+        def parts(name: str) -> Mapping[str, Floats]:
+            keys = getattr(first, name)
+            return {key: np.concatenate([getattr(p, name)[key] for p in pieces]) for key in keys}
+
+        return cls(
+            plans=Plans.concatenate([p.plans for p in pieces]),
+            step_s=np.concatenate([p.step_s for p in pieces]),
+            memory_bytes=np.concatenate([p.memory_bytes for p in pieces]),
+            memory_limit_bytes=first.memory_limit_bytes,
+            mfu=np.concatenate([p.mfu for p in pieces]),
+            time=parts("time"),
+            memory=parts("memory"),
+            hidden=parts("hidden"),
+            assumptions=first.assumptions,
+        )
+
 
 class CostModel(Protocol):
-    """Prices plans. A plan whose ``recompute_layers`` is ``AUTO_LAYERS`` gets the fewest that fit."""
+    """Prices plans. A plan whose ``recompute_layers`` is ``AUTO_LAYERS`` gets the fewest that fit.
 
-    name: str
+    A cost model may also have ``rules``, conditions (``plan.rules.Rule``) outside which its equations
+    do not hold; a search then applies them too.
+    """
+
+    @property
+    def name(self) -> str:
+        """The name people type."""
+        ...
 
     def price(self, model: Model, cluster: Cluster, workload: Workload, plans: Plans) -> Costs:
         """The price of every plan in the table."""

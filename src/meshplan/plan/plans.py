@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -115,22 +115,33 @@ class Plans:
         return cls(**columns, layout=layout, layouts=layouts, order=order)
 
     @classmethod
-    def from_columns(
-        cls, columns: Mapping[str, Any], *, order: tuple[str, ...] = DEFAULT_ORDER
-    ) -> Plans:
+    def from_columns(cls, columns: Mapping[str, Any], *, order: tuple[str, ...] = DEFAULT_ORDER) -> Plans:
         """A table from some columns; the others take ``Plan``'s defaults. Scalars are broadcast."""
         defaults = Plan()
-        given = {c: np.asarray(columns.get(c, int(getattr(defaults, c))), dtype=np.int64) for c in _INT_COLUMNS}
+        given = {
+            c: np.asarray(columns.get(c, int(getattr(defaults, c))), dtype=np.int64) for c in _INT_COLUMNS
+        }
         unknown = set(columns) - set(_INT_COLUMNS)
         if unknown:
             raise TypeError(f"no such column: {', '.join(sorted(unknown))}")
         shape = np.broadcast_shapes(*(a.shape for a in given.values())) or (1,)
         full = {c: np.ascontiguousarray(np.broadcast_to(a, shape)) for c, a in given.items()}
-        return cls(**full, layout=np.full(shape, -1, dtype=np.int64), order=order)
+        return cls(**full, layout=np.full(shape, -1, dtype=np.int64), layouts=(), order=order)
+
+    @classmethod
+    def concatenate(cls, tables: Sequence[Plans]) -> Plans:
+        """The rows of all tables (at least one, all of the same order), one table after the other."""
+        layouts = tuple(dict.fromkeys(layout for table in tables for layout in table.layouts))
+        index = {layout: i for i, layout in enumerate(layouts)}
+        columns = {c: np.concatenate([getattr(table, c) for table in tables]) for c in _INT_COLUMNS}
+        moved = [np.array([*(index[own] for own in t.layouts), -1], dtype=np.int64)[t.layout] for t in tables]
+        return cls(**columns, layout=np.concatenate(moved), layouts=layouts, order=tables[0].order)
 
     def take(self, index: Any) -> Plans:
         """The rows ``index`` selects (integers, a mask or a slice), in that order."""
-        picked = {f.name: getattr(self, f.name)[index] for f in fields(self) if f.name not in ("layouts", "order")}
+        picked = {
+            f.name: getattr(self, f.name)[index] for f in fields(self) if f.name not in ("layouts", "order")
+        }
         return Plans(**picked, layouts=self.layouts, order=self.order)
 
     def replace(self, **columns: Ints) -> Plans:
