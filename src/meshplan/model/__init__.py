@@ -10,8 +10,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from meshplan.model.counts import LayerParameters, ModelParameters, layer_parameters
-    from meshplan.model.counts import model_parameters, padded_vocab
+    from meshplan.model.counts import (
+        LayerParameters,
+        ModelParameters,
+        layer_parameters,
+        model_parameters,
+        padded_vocab,
+    )
     from meshplan.model.flops import flop_per_token, forward_flops
     from meshplan.model.layers import Attention, LatentAttention, Layer, Mlp, Moe
     from meshplan.model.load import load_model
