@@ -63,7 +63,7 @@ def read_config(path: str | Path, *, name: str = "", source: str = "") -> Model:
     except (OSError, ValueError):
         pass  # read_text says what is wrong
     config = parse(read_text(file, what="model file"), where)
-    own = file.resolve().parent.name if file.name == "config.json" else file.stem
+    own = file.parent.resolve().name if file.name == "config.json" else file.stem
     model = model_from_config(config, name=name or own or "model", where=where)
     return replace(model, source=source or str(path))
 
@@ -110,7 +110,7 @@ def _language_model(f: Fields) -> tuple[Fields, tuple[str, ...]]:
     inner = f
     notes: tuple[str, ...] = ()
     for _ in range(3):
-        names = [name for name in _NESTED if f.has(name) and isinstance(inner.data.get(name), dict)]
+        names = [name for name in _NESTED if inner.has(name)]
         if not names:
             break
         outer, inner = inner, inner.table(names[0])
@@ -118,7 +118,7 @@ def _language_model(f: Fields) -> tuple[Fields, tuple[str, ...]]:
         kind = inner.data.get("model_type") or outer.data.get("model_type")
         inner = Fields({**inner.data, **tied, "model_type": kind}, inner.where)
     if inner is not f or f.has("vision_config", "audio_config"):
-        notes.append("the language model alone is planned: encoders of images, audio or video are left out")
+        notes = ("the language model alone is planned: encoders of images, audio or video are left out",)
     kind = inner.data.get("model_type")
     if not isinstance(kind, str):
         raise f.fail("model_type is missing" if kind is None else "model_type must be a string")
@@ -131,9 +131,8 @@ def _refused(f: Fields, kind: str) -> InputError:
     """Why a configuration cannot be read: an unknown kind of layer, or an unknown architecture."""
     kinds = unknown_kinds(f.data)
     if kinds:
-        return f.fail(
-            f"model_type {shown(kind)} has layers of a kind that is not known: {' and '.join(kinds[:3])}"
-        )
+        listed = " and ".join(kinds[:3])
+        return f.fail(f"model_type {shown(kind)} has layers of a kind that is not known: {listed}")
     close = nearest(kind, known_types(), 1)
     hint = f"; the nearest known one is '{close[0]}'" if close else ""
     return f.fail(f"model_type {shown(kind)} is not a known architecture{hint}")

@@ -71,7 +71,7 @@ def downloaded_config(repo: str) -> Path:
             f"downloading {shown(repo)} needs the package huggingface_hub: pip install 'meshplan[hub]'"
         ) from None
     try:
-        return Path(hf_hub_download(repo, "config.json"))
+        return Path(hub.hf_hub_download(repo, "config.json"))
     except Exception as error:  # the library raises its own, httpx's and OSError
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(f"cannot download config.json of {shown(repo)}: {reason[:200]}") from None

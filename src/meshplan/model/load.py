@@ -54,9 +54,7 @@ def _from_hub(name: str, *, download: bool) -> Model:
             config = downloaded_config(name)
         if config is not None:
             return read_config(config, name=name.rpartition("/")[2], source=f"{name} on the Hugging Face hub")
-        hint = (
-            "it is no preset, no file and not in the local Hugging Face cache (download it with --download)"
-        )
+        hint = "it is no preset, no file and not in the local Hugging Face cache (--download fetches it)"
         raise UnknownNameError("model", name, preset_names(), hint)
     if download:
         raise InputError(f"{shown(name)} is not a hub name of the form organisation/name")

@@ -11,6 +11,7 @@ Keys are strict: an unknown one is an error. ``aliases.toml`` lists the other na
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import fields
@@ -24,6 +25,7 @@ from meshplan.model.model import Model
 
 DATA = Path(__file__).parent / "data"
 _ALIASES = "aliases.toml"
+_NAME = re.compile(r"[a-z0-9][a-z0-9.\-]{0,63}")
 _SUFFIXES = ("-instruct", "-base", "-chat", "-hf", "-it", "-pt", "-bf16")
 
 
@@ -35,13 +37,12 @@ def preset_names() -> tuple[str, ...]:
 def preset_name(name: str) -> str | None:
     """The preset that ``name`` stands for, or ``None``.
 
-    Case, the organisation, underscores and endings that do not change the sizes (``-Instruct``, ``-hf`` …)
-    are ignored: ``meta-llama/Llama-3.1-70B-Instruct`` is ``llama-3.1-70b``.
+    Case, underscores and endings that do not change the sizes (``-Instruct``, ``-hf`` …) are ignored, the
+    publisher's name on the hub may be there or not: ``meta-llama/Llama-3.1-70B-Instruct`` and
+    ``llama-3.1-70b`` are the same. Another organisation's model of that name is not.
     """
     wanted = _plain(name)
-    if not wanted or "/" in wanted or wanted.startswith("."):
-        return None
-    if wanted != "aliases" and _file(wanted).is_file():
+    if _NAME.fullmatch(wanted) and wanted != "aliases" and (DATA / f"{wanted}.toml").is_file():
         return wanted
     return aliases().get(wanted)
 
@@ -56,26 +57,26 @@ def preset(name: str) -> Model:
 
 @cache
 def aliases() -> Mapping[str, str]:
-    """Alias, in plain form → preset name."""
+    """Alias, in plain form → preset name; hub names with and without their organisation."""
     with (DATA / _ALIASES).open("rb") as file:
         table: Mapping[str, list[str]] = tomllib.load(file)
-    return {_plain(alias): name for name, others in table.items() for alias in others}
+    found: dict[str, str] = {}
+    for name, others in table.items():
+        for alias in map(_plain, others):
+            found[alias] = found[alias.rpartition("/")[2]] = name
+    return found
 
 
 def _plain(name: str) -> str:
-    plain = name.strip().lower().rstrip("/").rpartition("/")[2].replace("_", "-").replace(" ", "-")
+    plain = name.strip().lower().replace("_", "-").replace(" ", "-")
     while plain.endswith(_SUFFIXES):
         plain = plain[: plain.rindex("-")]
     return plain
 
 
-def _file(name: str) -> Path:
-    return DATA / f"{name}.toml"
-
-
 @cache
 def _load(name: str) -> Model:
-    with _file(name).open("rb") as file:
+    with (DATA / f"{name}.toml").open("rb") as file:
         return model_from_table(name, tomllib.load(file))
 
 
