@@ -5,6 +5,7 @@ The structure depends on the order only, not on durations, and is kept for the o
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -19,24 +20,20 @@ Indices = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Graph:
-    """Dependencies of an order, by flat action index; -1 is "none".
+    """Dependencies of an order.
 
-    ``feeds`` is the action on another rank whose result an action needs (at most one: activations
-    from the stage before, or gradients from the stage after). A node is a run of actions of which
-    only the first waits for another rank.
+    An action waits for the one before it on its rank and for at most one on another rank:
+    activations from the stage before, or gradients from the stage after.
     """
 
     feeds: Indices
-    heads: Indices
-    """First action of each node, rank after rank."""
-    run: Indices
-    """The node of every action, counted rank after rank."""
+    """For every action, the one on another rank it needs, by flat index; -1 for none."""
     sequence: Indices
-    """Nodes, counted rank after rank, in computing order: each after those it needs."""
+    """All actions, by flat index, in computing order: each after those it needs."""
     before: list[int]
-    """For each node in computing order, 1 + the place of the one before it on its rank; 0 for none."""
+    """For each action in computing order, 1 + the place of the one before it on its rank; 0 for none."""
     fed_by: list[int]
-    """For each node in computing order, 1 + the place of the one that feeds it; 0 for none."""
+    """For each action in computing order, 1 + the place of the one that feeds it; 0 for none."""
 
 
 def check(order: Order) -> None:
@@ -102,9 +99,17 @@ def graph(order: Order, *, together: bool = False) -> Graph:
         # The forward of a pair ends with the backward after it: who needs the one waits for the other.
         ends_with = np.arange(len(order)) + order.paired
         feeds = np.where(feeds >= 0, ends_with[feeds], feeds)
-    is_head = feeds >= 0
-    is_head[order.first[:-1]] = True
-    return _sequenced(order, feeds, is_head)
+    sequence = _sequence(order, feeds)
+    place = np.zeros(len(order) + 1, dtype=np.int64)
+    place[sequence] = np.arange(1, len(order) + 1)
+    on_rank = np.arange(len(order)) - 1
+    on_rank[order.first[:-1]] = -1
+    return Graph(
+        feeds=feeds,
+        sequence=sequence,
+        before=place[on_rank[sequence]].tolist(),
+        fed_by=place[feeds[sequence]].tolist(),
+    )
 
 
 def _feeds(order: Order) -> tuple[Indices, Indices]:
@@ -127,14 +132,11 @@ def _feeds(order: Order) -> tuple[Indices, Indices]:
     return np.where(local, -1, needs), np.maximum(own, np.where(local, needs, -1))
 
 
-def _sequenced(order: Order, feeds: Indices, is_head: npt.NDArray[np.bool_]) -> Graph:
-    """Number the nodes so that each comes after those it needs: run every rank until it must wait."""
-    heads = np.flatnonzero(is_head)
-    node_of = np.cumsum(is_head) - 1
-    source = np.where(feeds[heads] >= 0, node_of[feeds[heads]], -1).tolist()
-    first = np.append(node_of[order.first[:-1]], len(heads)).tolist()
-    # Ranks that wait for a node are a linked list: the last one, and for each rank the one before it.
-    number, waiting, waits_too = [-1] * len(heads), [-1] * len(heads), [-1] * order.ranks
+def _sequence(order: Order, feeds: Indices) -> Indices:
+    """A computing order: run every rank until it must wait, then go on with one that need not."""
+    source, first = feeds.tolist(), order.first.tolist()
+    # Ranks that wait for an action are a linked list: the last one, and for each rank the one before it.
+    done, waiting, waits_too = [False] * len(order), [-1] * len(order), [-1] * order.ranks
     sequence: list[int] = []
     place, ready = first[:-1], list(range(order.ranks))[::-1]
     while ready:
@@ -142,10 +144,10 @@ def _sequenced(order: Order, feeds: Indices, is_head: npt.NDArray[np.bool_]) -> 
         at, stop = place[rank], first[rank + 1]
         while at < stop:
             needed = source[at]
-            if needed >= 0 and number[needed] < 0:
+            if needed >= 0 and not done[needed]:
                 waits_too[rank], waiting[needed] = waiting[needed], rank
                 break
-            number[at] = len(sequence)
+            done[at] = True
             sequence.append(at)
             waiter = waiting[at]
             while waiter >= 0:
@@ -153,14 +155,14 @@ def _sequenced(order: Order, feeds: Indices, is_head: npt.NDArray[np.bool_]) -> 
                 waiter = waits_too[waiter]
             at += 1
         place[rank] = at
-    if len(sequence) < len(heads):
-        raise InputError(_deadlock(order, feeds, heads, [p for r, p in enumerate(place) if p < first[r + 1]]))
-    return _graph(order, feeds, heads, node_of, np.array(sequence), np.array(number), np.array(source))
+    if len(sequence) < len(order):
+        raise InputError(_deadlock(order, feeds, [p for r, p in enumerate(place) if p < first[r + 1]]))
+    return np.array(sequence)
 
 
-def _deadlock(order: Order, feeds: Indices, heads: Indices, stuck: list[int]) -> str:
+def _deadlock(order: Order, feeds: Indices, stuck: list[int]) -> str:
     """Name the circle of ranks that wait for each other."""
-    waits = [(int(heads[p]), int(feeds[heads[p]])) for p in stuck]
+    waits = [(a, int(feeds[a])) for a in stuck]
     rank = order.rank
     shown = "; ".join(
         f"rank {rank[a]} waits at {order.action(a)} for {order.action(b)} of rank {rank[b]}"
@@ -170,38 +172,42 @@ def _deadlock(order: Order, feeds: Indices, heads: Indices, stuck: list[int]) ->
     return f"order '{order.name}' can never finish: {shown}{more}"
 
 
-def _graph(
-    order: Order,
-    feeds: Indices,
-    heads: Indices,
-    node_of: Indices,
-    sequence: Indices,
-    number: Indices,
-    source: Indices,
-) -> Graph:
-    on_rank = np.arange(len(heads)) - 1
-    on_rank[node_of[order.first[:-1]]] = -1
-    numbered = np.append(number, -1)
-    return Graph(
-        feeds=feeds,
-        heads=heads,
-        run=node_of,
-        sequence=sequence,
-        before=(numbered[on_rank] + 1)[sequence].tolist(),
-        fed_by=(numbered[source] + 1)[sequence].tolist(),
-    )
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Levels:
+    """The actions level after level, those of one level needing only earlier ones."""
+
+    sequence: Indices
+    """Actions by flat index, level after level."""
+    blocks: list[tuple[int, int]]
+    """Where each level starts and ends in ``sequence``."""
+    before: Indices
+    fed_by: Indices
+    """As in ``Graph``, but 1 + the place in this ``sequence``."""
+    place: Indices
+    """1 + the place in ``sequence`` of every action by flat index."""
 
 
 @lru_cache(maxsize=16)
-def levels(graph: Graph) -> tuple[Indices, Indices]:
-    """Nodes by depth, those of one level needing only earlier levels: (nodes, where each level starts)."""
+def levels(graph: Graph) -> Levels:
+    """The levels of a graph: what can be computed at once when many runs are."""
     depth = [-1]
     push = depth.append
     for a, b in zip(graph.before, graph.fed_by, strict=True):
         x, y = depth[a], depth[b]
         push((x if x > y else y) + 1)
     level = np.array(depth[1:])
-    return np.argsort(level, kind="stable"), np.append(0, np.cumsum(np.bincount(level)))
+    by_level = np.argsort(level, kind="stable")
+    moved = np.zeros(len(level) + 1, dtype=np.int64)
+    moved[by_level + 1] = np.arange(1, len(level) + 1)
+    place = np.empty(len(level), dtype=np.int64)
+    place[graph.sequence] = moved[1:]
+    return Levels(
+        sequence=graph.sequence[by_level],
+        blocks=list(itertools.pairwise(np.append(0, np.cumsum(np.bincount(level))).tolist())),
+        before=moved[np.array(graph.before)[by_level]],
+        fed_by=moved[np.array(graph.fed_by)[by_level]],
+        place=place,
+    )
 
 
 def described(order: Order, index: int) -> str:

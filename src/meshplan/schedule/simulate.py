@@ -48,24 +48,26 @@ def simulate(
         order, links, (), (forward, backward_input, weight), p2p, overlap_p2p, pair_share
     )
     taken = own + held
-    length, offset, delay = _node_times(links, taken, hop)
-    # Ends of the nodes in computing order; entry 0 is the start of the step.
+    length, delay = taken[links.sequence], hop[links.sequence]
+    # When each action's rank goes on, in computing order; entry 0 is the start of the step.
     ends = [0.0]
     push = ends.append
     steps = zip(links.before, links.fed_by, delay.tolist(), length.tolist(), strict=True)
     for before, fed_by, wait, work in steps:
         free, arrival = ends[before], ends[fed_by] + wait
         push((free if free > arrival else arrival) + work)
-    end = np.array(ends)
-    start_of_run = np.empty(len(length))
-    start_of_run[links.sequence] = np.maximum(end[links.before], end[links.fed_by] + delay)
-    begin = start_of_run[links.run] + offset
+    release = np.empty(len(order))
+    release[links.sequence] = ends[1:]
+    begin = np.append(0.0, release[:-1])
+    begin[order.first[:-1]] = 0.0
+    fed = np.flatnonzero(links.feeds >= 0)
+    begin[fed] = np.maximum(begin[fed], release[links.feeds[fed]] + hop[fed])
     after = np.broadcast_to(_checked("tail", tail, (order.ranks,)), (order.ranks,))
     return Simulation(
         order=order,
         begin=begin,
         work=own,
-        release=begin + taken,
+        release=release,
         feeds=links.feeds,
         together=together,
         tail=after,
@@ -107,28 +109,27 @@ def simulate_batch(
     or (batch, stages - 1), ``tail`` a number, (batch, 1) or (batch, ranks).
     """
     links = graph(order, together=pair_share is not None)
-    work = (forward, backward_input, weight)
-    batch = (max(np.shape(x)[0] if np.ndim(x) > 1 else 1 for x in work),)
-    own, held, hop = _durations(order, links, batch, work, p2p, overlap_p2p, pair_share)
-    length, _, delay = _node_times(links, own + held, hop)
-    nodes, starts = levels(links)
-    # Renumber the nodes level after level, so that a level writes one block of rows.
-    place = np.zeros(len(nodes) + 1, dtype=np.int64)
-    place[nodes + 1] = np.arange(1, len(nodes) + 1)
-    before, fed_by = (place[np.array(x)[nodes]] for x in (links.before, links.fed_by))
-    length, delay = (np.ascontiguousarray(x.T[nodes]) for x in (length, delay))
-    ends = np.zeros((len(nodes) + 1, *batch))
-    for low, high in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):
-        free, arrival = ends.take(before[low:high], axis=0), ends.take(fed_by[low:high], axis=0)
+    # The batch is the last axis from here on: a row is one action in every run.
+    work = tuple(
+        np.moveaxis(np.asarray(x), 0, -1) if np.ndim(x) > 1 else x for x in (forward, backward_input, weight)
+    )
+    batch = (max(np.shape(x)[-1] if np.ndim(x) > 1 else 1 for x in work),)
+    hops = np.asarray(p2p).T if np.ndim(p2p) > 1 else p2p
+    own, held, hop = _durations(order, links, batch, work, hops, overlap_p2p, pair_share)
+    plan = levels(links)
+    length, delay = (own + held)[plan.sequence], hop[plan.sequence]
+    ends = np.zeros((len(order) + 1, *batch))
+    buffer = np.empty((order.ranks, *batch))
+    for low, high in plan.blocks:
+        arrival = ends.take(plan.fed_by[low:high], axis=0, out=buffer[: high - low], mode="clip")
         arrival += delay[low:high]
-        np.maximum(free, arrival, out=free)
-        np.add(free, length[low:high], out=ends[low + 1 : high + 1])
-    computed = np.empty(len(nodes), dtype=np.int64)
-    computed[links.sequence] = np.arange(len(nodes))
-    last = place[computed[links.run[order.first[1:] - 1]] + 1]
+        block = ends[low + 1 : high + 1]
+        ends.take(plan.before[low:high], axis=0, out=block, mode="clip")
+        np.maximum(block, arrival, out=block)
+        block += length[low:high]
     after = np.broadcast_to(_checked("tail", tail, (*batch, order.ranks)), (*batch, order.ranks))
-    finish = ends[last].T + after
-    busy = np.add.reduceat(own, order.first[:-1], axis=-1) + after
+    finish = ends[plan.place[order.first[1:] - 1]].T + after
+    busy = np.add.reduceat(own, order.first[:-1], axis=0).T + after
     return BatchResult(step=finish.max(axis=1), finish=finish, busy=busy)
 
 
@@ -136,63 +137,46 @@ def _durations(
     order: Order,
     links: Graph,
     batch: tuple[int, ...],
-    work: tuple[Any, Any, Any],
+    work: tuple[Any, ...],
     p2p: Any,
     overlap_p2p: bool,
     pair_share: float | None,
 ) -> tuple[Floats, Floats, Floats]:
-    """For every action: its own time, the time it holds its rank for sending, its input's transfer time."""
+    """For every action: its own time, the time it holds its rank for sending, its input's transfer time.
+
+    All of shape (actions, *batch).
+    """
     stages, batches = order.stages, order.micro_batches
     names = ("forward", "backward_input", "weight")
     tables = [
-        _checked(n, w, (*batch, stages), (*batch, stages, batches)) for n, w in zip(names, work, strict=True)
+        _checked(n, w, (stages, *batch), (stages, batches, *batch)) for n, w in zip(names, work, strict=True)
     ]
-    fine = any(t.ndim == len(batch) + 2 for t in tables)
-    if fine:
-        tables = [
-            t if t.ndim == len(batch) + 2 else t[..., None] if t.ndim > len(batch) else t for t in tables
-        ]
-    shape = (*batch, stages, batches) if fine else (*batch, stages)
-    f, i, w = (np.broadcast_to(t, shape) for t in tables)
-    by_kind = np.stack([f, i + w, i, w], axis=len(batch)).reshape(*batch, -1)
+    fine = any(t.ndim == 2 + len(batch) for t in tables)
+    shape = (stages, batches, *batch) if fine else (stages, *batch)
+    f, i, w = (np.broadcast_to(t[:, None] if fine and 0 < t.ndim < len(shape) else t, shape) for t in tables)
+    by_kind = np.stack([f, i + w, i, w]).reshape(-1, *batch)
     cell = order.kind.astype(np.int64) * stages + order.stage
-    own = by_kind.take(cell * batches + order.micro_batch if fine else cell, axis=-1)
+    own = by_kind[cell * batches + order.micro_batch if fine else cell]
     if pair_share is not None:
         if not 0 < pair_share < np.inf:
             raise InputError(f"pair_share must be above 0, not {pair_share}")
         first = np.flatnonzero(order.paired)
-        own[..., first + 1] = pair_share * (own[..., first] + own[..., first + 1])
-        own[..., first] = 0.0
-    hops = _checked("p2p", p2p, (*batch, stages - 1))
+        own[first + 1] = pair_share * (own[first] + own[first + 1])
+        own[first] = 0.0
+    held, hop = np.zeros((2, *own.shape))
+    hops = _checked("p2p", p2p, (stages - 1, *batch))
     if stages < 2 or not hops.any():
-        return own, np.zeros_like(own), np.zeros_like(own)
-    hops = np.broadcast_to(hops, (*batch, stages - 1))
+        return own, held, hop
     # Boundary s lies between stages s and s + 1: a forward's input crosses boundary stage - 1.
-    boundary = np.where(order.kind == F, order.stage - 1, order.stage).clip(0, stages - 2)
-    hop = np.where(links.feeds >= 0, hops[..., boundary], 0.0)
-    if overlap_p2p:
-        return own, np.zeros_like(own), hop
-    # The sender is held instead, so its result is there when it goes on.
-    held = np.zeros_like(own)
     fed = np.flatnonzero(links.feeds >= 0)
-    np.add.at(held.T, links.feeds[fed], hop.T[fed])
-    return own, held, np.zeros_like(own)
-
-
-def _node_times(links: Graph, taken: Floats, hop: Floats) -> tuple[Floats, Floats, Floats]:
-    """Length of every node and delay of its input, in computing order; offset of every action in its node.
-
-    The delay counts from the end of the node that sends: the transfer less what that node does
-    after sending.
-    """
-    if len(links.heads) == taken.shape[-1]:
-        return taken[..., links.sequence], np.zeros(()), hop[..., links.sequence]
-    total = np.add.reduceat(taken, links.heads, axis=-1)
-    until = np.cumsum(taken, axis=-1)
-    offset = until - taken - (until[..., links.heads] - taken[..., links.heads])[..., links.run]
-    after_sending = (total[..., links.run] - offset - taken)[..., links.feeds[links.heads]]
-    delay = hop[..., links.heads] - np.where(links.feeds[links.heads] >= 0, after_sending, 0.0)
-    return total[..., links.sequence], offset, delay[..., links.sequence]
+    boundary = order.stage[fed] - (order.kind[fed] == F)
+    crossing = np.broadcast_to(hops, (stages - 1, *batch))[boundary]
+    if overlap_p2p:
+        hop[fed] = crossing
+    else:
+        # The sender is held instead, so its result is there when it goes on.
+        np.add.at(held, links.feeds[fed], crossing)
+    return own, held, hop
 
 
 def _checked(name: str, value: Any, *shapes: tuple[int, ...]) -> Floats:
