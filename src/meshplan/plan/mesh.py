@@ -251,10 +251,9 @@ def _expert_data(full: Mapping[str, int]) -> int:
     if stage % (ep * etp) == 0:
         return stage // (ep * etp)
     name, of = ("etp", stage) if stage % etp else ("ep", stage // etp)
-    raise InputError(
-        f"ep {ep} × etp {etp} = {ep * etp} does not divide tp {full['tp']} × cp {full['cp']} × dp {full['dp']} "
-        f"= {stage}; {name} could be {_nearest_divisors(of, full[name])}"
-    )
+    near = _nearest_divisors(of, full[name])
+    ranks = f"tp {full['tp']} × cp {full['cp']} × dp {full['dp']} = {stage}"
+    raise InputError(f"ep {ep} × etp {etp} = {ep * etp} does not divide {ranks}; {name} could be {near}")
 
 
 def _nearest_divisors(of: int, wanted: int) -> str:
@@ -277,8 +276,8 @@ def _check_pipelines(
     if dense != experts:
         last = "-".join([*(name for name in order if name != "pp"), "pp"])
         raise InputError(
-            f"order '{'-'.join(order)}': pipeline stages are {dense} ranks apart in attention and {experts} in "
-            f"the experts, but a pipeline must be the same ranks in both; try '{last}'"
+            f"order '{'-'.join(order)}': pipeline stages are {dense} ranks apart in attention and "
+            f"{experts} in the experts, but a pipeline must be the same ranks in both; try '{last}'"
         )
 
 
