@@ -1,0 +1,1 @@
+"""The full cost model: layer → stage → step, over columns."""

@@ -1,0 +1,174 @@
+"""Bytes a layer keeps for its backward pass, tensor by tensor, for one micro-batch on one rank.
+
+Sources: Korthikanti et al. 2022 (arXiv 2205.05198), section 4, for the list of tensors; what
+TransformerEngine and Megatron-Core save today (norm input and output, q, k, v, attention output and
+its log-sum-exp, both sides of the activation function). bf16 tensors have 2 bytes an element.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshplan.cost.costs import Floats
+from meshplan.cost.full.keys import LayerKeys
+from meshplan.cost.full.stack import Stack
+from meshplan.model.layers import Attention, LatentAttention, Layer, Mlp, Moe
+from meshplan.plan.kinds import CpKind, Recompute
+
+FP8_STORED = ("fp8", "mxfp8", "nvfp4")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerActivations:
+    """Bytes of one micro-batch, an entry a key. ``kept`` stays from forward to backward as planned;
+    ``full`` is what the layer keeps when nothing is recomputed (the workspace while a layer that is
+    recomputed runs backward); ``input`` is what a wholly recomputed layer keeps; ``workspace`` is the
+    largest set of gradients alive while one layer runs backward."""
+
+    kept: Floats
+    full: Floats
+    input: Floats
+    workspace: Floats
+    parts: dict[str, Floats]
+    """``kept`` by kind: attention, mlp, moe, norm."""
+
+
+def _has(keys: LayerKeys, module: Recompute) -> Floats:
+    return ((keys.modules & int(module)) != 0).astype(np.float64)
+
+
+def attention_bytes(
+    layer: Layer, hidden: int, stack: Stack, keys: LayerKeys
+) -> tuple[dict[str, Floats], Floats]:
+    """Bytes a token by tensor, and the share that recomputing modules takes away."""
+    att = layer.attention
+    if att is None:
+        return {}, np.zeros(len(keys))
+    t, sigma = keys.tp.astype(np.float64), keys.stream_share
+    gathered = np.where(keys.sp & (stack.family == "torch"), 1.0, sigma)
+    mask = 1.0 if stack.dropout else 0.0
+    parts = {
+        "norm in": 2 * hidden * sigma,
+        "norm out": 2 * hidden * gathered,
+        "out and lse": (2 * att.out_width + 4 * att.heads) / t,
+        "mask": mask * hidden * sigma,
+    }
+    kv_share = np.maximum(1.0 / t, 1.0 / att.kv_heads)
+    removed = parts["norm out"] * _has(keys, Recompute.NORM)
+    if isinstance(att, LatentAttention):
+        q_rank = att.q_rank or 0
+        latent = 2 * (q_rank + att.kv_rank + att.rope_dim) + 2 * (q_rank + att.kv_rank)
+        parts["latents"] = latent * sigma
+        parts["qkv"] = 2 * (att.q_width + att.k_width + att.v_width) / t
+        removed = removed + parts["qkv"] * _has(keys, Recompute.MLA_UP_PROJ)
+    else:
+        parts["qkv"] = 2 * att.q_width / t + 2 * (att.k_width + att.v_width) * kv_share
+        if att.gate:
+            parts["gate"] = 4 * att.q_width / t
+        if att.qk_norm != "none":
+            parts["qk norm in"] = 2 * att.q_width / t + 2 * att.k_width * kv_share
+            removed = removed + parts["qk norm in"] * _has(keys, Recompute.NORM)
+    if stack.attention == "unfused":
+        per_score = 5.0 if stack.dropout else 2.0
+        parts["scores"] = per_score * att.heads * keys.seq / t
+        removed = removed + parts["scores"] * _has(keys, Recompute.CORE_ATTN)
+    parts["out to scatter"] = 2 * att.out_width / t * (keys.cp_kind == CpKind.ULYSSES) * (keys.cp > 1)
+    if layer.parallel:
+        parts["norm in"] = parts["norm in"] / 2
+    return parts, removed
+
+
+def mlp_bytes(layer: Layer, hidden: int, stack: Stack, keys: LayerKeys) -> tuple[dict[str, Floats], Floats]:
+    """The same for the feed-forward block."""
+    mlp = layer.mlp
+    zero = np.zeros(len(keys))
+    if mlp is None:
+        return {}, zero
+    t, sigma = keys.tp.astype(np.float64), keys.stream_share
+    gathered = np.where(keys.sp & (stack.family == "torch"), 1.0, sigma)
+    mask = 1.0 if stack.dropout else 0.0
+    parts: dict[str, Floats] = {
+        "mlp norm in": 2 * hidden * sigma * (0.5 if layer.parallel else 1.0),
+        "mlp mask": mask * hidden * sigma,
+    }
+    if isinstance(mlp, Mlp):
+        parts["mlp norm out"] = 2 * hidden * gathered
+        parts["fc1 out"] = (4 if mlp.gated else 2) * mlp.width / t
+        parts["act out"] = 2 * mlp.width / t
+        whole = _has(keys, Recompute.MLP)
+        act = np.maximum(_has(keys, Recompute.MLP_ACT), whole)
+        norm = _has(keys, Recompute.NORM)
+        removed = parts["act out"] * act + parts["fc1 out"] * whole + parts["mlp norm out"] * norm
+        return parts, removed
+    return _moe_bytes(mlp, hidden, stack, keys, parts)
+
+
+def _moe_bytes(
+    moe: Moe, hidden: int, stack: Stack, keys: LayerKeys, parts: dict[str, Floats]
+) -> tuple[dict[str, Floats], Floats]:
+    """Routed and shared experts. ``dispatched`` tokens are what one rank's experts receive for each
+    token it holds itself, with the imbalance of routing."""
+    t, etp = keys.tp.astype(np.float64), keys.etp.astype(np.float64)
+    sigma = keys.stream_share
+    # Every rank sends its own share of the stream; an expert rank of an etp group holds them all.
+    dispatched = moe.topk * sigma * etp * stack.moe_imbalance
+    parts["mlp norm out"] = 2 * hidden * sigma
+    parts["router"] = 8 * moe.experts * sigma
+    stored = 1.0 if keys.precision in FP8_STORED else 2.0
+    parts["dispatched"] = stored * hidden * dispatched
+    parts["expert fc1 out"] = (4 if moe.gated else 2) * moe.width * dispatched / etp
+    parts["expert act out"] = stored * moe.width * dispatched / etp
+    if moe.shared_width:
+        parts["shared fc1 out"] = (4 if moe.gated else 2) * moe.shared_width / t
+        parts["shared act out"] = 2 * moe.shared_width / t
+    whole = _has(keys, Recompute.MOE)
+    act = np.maximum(_has(keys, Recompute.MOE_ACT), whole)
+    removed = (
+        parts["expert act out"] * act
+        + (parts["expert fc1 out"] + parts["dispatched"] + parts["router"]) * whole
+        + parts["mlp norm out"] * np.maximum(_has(keys, Recompute.NORM), whole)
+    )
+    if moe.shared_width:
+        shared = np.maximum(_has(keys, Recompute.SHARED_EXPERTS), whole)
+        removed = removed + (parts["shared fc1 out"] + parts["shared act out"]) * shared
+    return parts, removed
+
+
+def _workspace(layer: Layer, hidden: int, keys: LayerKeys, stack: Stack) -> Floats:
+    """Gradients alive at once while the MLP, or else attention, runs backward, bytes a token."""
+    t, sigma = keys.tp.astype(np.float64), keys.stream_share
+    stream = 2.0 * hidden  # the gathered gradient that enters the block
+    block = np.zeros(len(keys))
+    if isinstance(layer.mlp, Mlp):
+        block = (6 if layer.mlp.gated else 4) * layer.mlp.width / t
+    elif isinstance(layer.mlp, Moe):
+        tokens = layer.mlp.topk * sigma * stack.moe_imbalance
+        block = ((6 if layer.mlp.gated else 4) * layer.mlp.width + 2 * hidden * keys.etp) * tokens
+    if layer.attention is not None:
+        att = layer.attention
+        block = np.maximum(block, 2 * (att.q_width + att.k_width + att.v_width + att.out_width) / t)
+    return block + stream * np.where(keys.sp, 1.0, 1.0) + 2 * hidden * sigma
+
+
+def layer_activations(layer: Layer, hidden: int, stack: Stack, keys: LayerKeys) -> LayerActivations:
+    """What one layer keeps, for every key; bytes of one micro-batch on one rank."""
+    tokens = keys.tokens
+    attention, attention_removed = attention_bytes(layer, hidden, stack, keys)
+    mlp, mlp_removed = mlp_bytes(layer, hidden, stack, keys)
+    total_a = sum(attention.values(), np.zeros(len(keys)))
+    total_m = sum(mlp.values(), np.zeros(len(keys)))
+    is_moe = isinstance(layer.mlp, Moe)
+    parts = {
+        "attention": (total_a - attention_removed) * tokens,
+        "moe" if is_moe else "mlp": (total_m - mlp_removed) * tokens,
+    }
+    full = (total_a + total_m) * tokens
+    return LayerActivations(
+        kept=sum(parts.values(), np.zeros(len(keys))),
+        full=full,
+        input=2 * hidden * keys.stream_share * tokens,
+        workspace=_workspace(layer, hidden, keys, stack) * tokens,
+        parts=parts,
+    )

@@ -1,0 +1,134 @@
+"""Seconds a layer's transfers take for one micro-batch on one rank: what is exposed and what hides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshplan.cluster.cluster import Cluster
+from meshplan.cluster.collectives import collective_seconds
+from meshplan.cluster.profile import Profile
+from meshplan.cost.costs import Floats
+from meshplan.cost.full.keys import LayerKeys
+from meshplan.cost.full.stack import Stack
+from meshplan.cost.full.topology import Group, link_bandwidth
+from meshplan.model.layers import Attention, LatentAttention, Layer, Moe
+from meshplan.plan.kinds import CpKind
+from meshplan.plan.plans import Ints
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerComm:
+    """Seconds by dimension: exposed in forward and backward, and hidden under computing."""
+
+    forward: dict[str, Floats]
+    backward: dict[str, Floats]
+    hidden: dict[str, Floats]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Links:
+    """Everything the time of a collective depends on but its size and group."""
+
+    cluster: Cluster
+    profile: Profile
+    rate: float
+
+    def seconds(self, op: str, size_bytes: Floats, group: Group, span: Ints) -> Floats:
+        """One collective over ``group``, whose neighbours stand ``span`` ranks apart."""
+        tiers = self.cluster.tiers
+        network = tiers[1] if len(tiers) > 1 else tiers[0]
+        return np.asarray(
+            collective_seconds(
+                self.profile, op, size_bytes, ranks=group.size, ranks_per_node=group.per_node,
+                scaleup_bandwidth=tiers[0].bandwidth, network_bandwidth=link_bandwidth(self.cluster, group.size * span),
+                network_latency_s=network.latency_s,
+            )
+            / self.rate
+        )  # fmt: skip
+
+
+def tensor_parallel(
+    layer: Layer, hidden: int, keys: LayerKeys, links: Links, group: Group, stack: Stack
+) -> tuple[Floats, Floats, Floats]:
+    """Forward, backward and hidden seconds of TP.
+
+    With SP every block gathers its input and scatters its output: an all-gather and a reduce-scatter of
+    the whole stream, forward and backward; without SP an all-reduce each way (arXiv 2205.05198, 4.2.2).
+    A MoE block with experts not split by tp needs none of its own.
+    """
+    size = 2.0 * hidden * keys.tokens
+    blocks = int(layer.attention is not None)
+    blocks += int(layer.mlp is not None and (not isinstance(layer.mlp, Moe) or layer.mlp.shared_width > 0))
+    if layer.parallel:
+        blocks = min(blocks, 1)
+    span = np.ones(len(keys), dtype=np.int64)
+    gather = links.seconds("all_gather", size, group, span) + links.seconds("reduce_scatter", size, group, span)
+    reduce = links.seconds("all_reduce", size, group, span)
+    one = np.where(keys.tp > 1, np.where(keys.sp, gather, reduce), 0.0)
+    exposed = stack.tp_exposed
+    return blocks * one * exposed, blocks * one * exposed, 2 * blocks * one * (1 - exposed)
+
+
+def context_parallel(
+    layer: Layer, keys: LayerKeys, links: Links, group: Group, attention_f: Floats, attention_b: Floats, stack: Stack
+) -> tuple[Floats, Floats, Floats]:
+    """Forward, backward and hidden seconds of CP: ring hops hide under attention of the chunk at hand;
+    all-gather and Ulysses transfers do not."""
+    att = layer.attention
+    zero = np.zeros(len(keys))
+    if att is None:
+        return zero, zero, zero
+    t = keys.tp
+    kv_heads = np.maximum(att.kv_heads / t, 1.0)
+    k_and_v = 2.0 * keys.tokens * kv_heads * (att.head_dim + att.v_dim)
+    span = t
+    hop = links.seconds("p2p", k_and_v, Group(size=group.size, per_node=group.per_node), span)
+    hops = keys.cp - 1
+    ring_f = np.maximum(hops * (hop - attention_f / keys.cp), 0.0) if stack.cp_overlap else hops * hop
+    ring_b = np.maximum(hops * (2 * hop - attention_b / keys.cp), 0.0) if stack.cp_overlap else hops * 2 * hop
+    gather_f = links.seconds("all_gather", k_and_v * keys.cp, group, span)
+    gather_b = gather_f + links.seconds("reduce_scatter", k_and_v * keys.cp, group, span)
+    moved = 2.0 * keys.tokens / t * (att.q_width + att.k_width + att.v_width + att.out_width)
+    all_to_all = links.seconds("all_to_all", moved, group, span)
+    kind = keys.cp_kind
+    on = keys.cp > 1
+    forward = np.select([kind == CpKind.RING, kind == CpKind.ALL_GATHER], [ring_f, gather_f], all_to_all)
+    backward = np.select([kind == CpKind.RING, kind == CpKind.ALL_GATHER], [ring_b, gather_b], all_to_all)
+    hidden = np.where(kind == CpKind.RING, hops * 3 * hop - ring_f - ring_b, 0.0)
+    return np.where(on, forward, 0.0), np.where(on, backward, 0.0), np.where(on, hidden, 0.0)
+
+
+def expert_parallel(
+    layer: Layer, hidden: int, keys: LayerKeys, links: Links, ep: Group, etp: Group, stack: Stack
+) -> tuple[Floats, Floats]:
+    """Seconds of dispatch and combine, one way each, and so of forward; backward is the same again.
+
+    A rank sends one copy of a token for each of its experts (all-to-all), or one for each node it has
+    experts on and lets NVLink spread it (DeepEP, HybridEP; arXiv 2603.07685).
+    """
+    moe = layer.mlp
+    zero = np.zeros(len(keys))
+    if not isinstance(moe, Moe):
+        return zero, zero
+    held = keys.tokens * keys.stream_share
+    copies = np.full(len(keys), float(moe.topk))
+    dispatch_bytes = 1.0 if keys.precision in ("fp8", "mxfp8", "nvfp4") and stack.fp8_dispatch else 2.0
+    if stack.dispatcher == "dedup":
+        nodes = np.maximum(ep.nodes.astype(np.float64), 1.0)
+        remote = nodes * (1 - (1 - 1 / nodes) ** moe.topk)
+        copies = np.where(nodes > 1, np.minimum(remote * nodes / np.maximum(nodes, 1), moe.topk), copies)
+    payload = held * copies * hidden
+    one = links.seconds("all_to_all", payload * dispatch_bytes, ep, keys.etp)
+    back = links.seconds("all_to_all", payload * 2.0, ep, keys.etp)
+    ep_time = np.where(keys.ep > 1, one + back, 0.0)
+    routed = held * moe.topk * hidden * 2.0 * keys.etp
+    ones = np.ones(len(keys), dtype=np.int64)
+    etp_time = np.where(
+        keys.etp > 1,
+        links.seconds("all_gather", routed, etp, ones) + links.seconds("reduce_scatter", routed, etp, ones),
+        0.0,
+    )
+    both = (ep_time + etp_time) * stack.moe_imbalance
+    return both * stack.ep_exposed, both * (1 - stack.ep_exposed) * 2

@@ -1,0 +1,157 @@
+"""What every part of one pricing shares: the question, the table of plans, and who sits where."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from meshplan.cluster.cluster import Cluster
+from meshplan.cluster.profile import Profile
+from meshplan.cost.costs import Bools, Floats
+from meshplan.cost.full.comm import Links
+from meshplan.cost.full.stack import Stack
+from meshplan.cost.full.stages import Splits, splits_of
+from meshplan.cost.full.topology import Group, group, joint_group, spans
+from meshplan.model.counts import LayerParameters, layer_parameters, padded_vocab
+from meshplan.model.layers import Layer
+from meshplan.model.model import Model
+from meshplan.plan.kinds import Sharding
+from meshplan.plan.plans import Ints, Plans
+from meshplan.plan.workload import Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """One call of ``price``. Two-dimensional arrays are (plans, rank types)."""
+
+    model: Model
+    cluster: Cluster
+    workload: Workload
+    plans: Plans
+    stack: Stack
+    profile: Profile
+
+    @cached_property
+    def links(self) -> Links:
+        """What a collective's time depends on."""
+        return Links(cluster=self.cluster, profile=self.profile, rate=self.stack.network_rate)
+
+    @cached_property
+    def kinds(self) -> tuple[Layer, ...]:
+        """Distinct layers."""
+        return self.model.kinds
+
+    @cached_property
+    def parameters(self) -> tuple[LayerParameters, ...]:
+        """Parameters of each kind."""
+        return tuple(layer_parameters(layer, self.model.hidden) for layer in self.kinds)
+
+    @cached_property
+    def spans(self) -> dict[str, Ints]:
+        """Distance between neighbours of each dimension, in ranks."""
+        return spans(self.plans)
+
+    @cached_property
+    def splits(self) -> Splits:
+        """Distinct cuts of the stack over ranks."""
+        return splits_of(self.plans, self.model, self.kinds)
+
+    @cached_property
+    def layers(self) -> Floats:
+        """(plans, types, kinds): layers each rank type holds."""
+        return np.asarray(self.splits.layers[self.splits.of_plan])
+
+    @cached_property
+    def first(self) -> Bools:
+        """Whether the rank type holds the embedding."""
+        return np.asarray(self.splits.first[self.splits.of_plan])
+
+    @cached_property
+    def last(self) -> Bools:
+        """Whether the rank type holds the head."""
+        return np.asarray(self.splits.last[self.splits.of_plan])
+
+    @cached_property
+    def ranks(self) -> Floats:
+        """How many pipeline ranks are of the type; 0 for padding."""
+        return np.asarray(self.splits.ranks[self.splits.of_plan])
+
+    @cached_property
+    def earliest(self) -> Floats:
+        """The first pipeline rank of the type."""
+        return np.asarray(self.splits.earliest[self.splits.of_plan])
+
+    @cached_property
+    def micro_batches(self) -> Floats:
+        """Micro-batches a pipeline runs each step."""
+        p = self.plans
+        return np.maximum(self.workload.gbs / (p.dp * p.mbs), 1.0)
+
+    @property
+    def domain(self) -> int:
+        """GPUs in a scale-up domain."""
+        return self.cluster.gpus_per_node
+
+    def per_rank(self, per_kind: list[Floats]) -> Floats:
+        """(plans, types): Σ over kinds of layers held × a value for each plan."""
+        total = np.zeros(self.ranks.shape)
+        for k, value in enumerate(per_kind):
+            total += self.layers[:, :, k] * value[:, None]
+        return total
+
+    def padded_vocab(self, tp: Ints) -> Floats:
+        """Vocabulary as the stack pads it: Megatron to a multiple of 128 · tp, others not at all."""
+        if self.stack.family != "megatron":
+            return np.full(len(tp), float(self.model.vocab))
+        sizes, index = np.unique(tp, return_inverse=True)
+        return np.array([padded_vocab(self.model.vocab, int(t)) for t in sizes], dtype=np.float64)[index]
+
+    @cached_property
+    def dense_group(self) -> Group:
+        """Ranks that reduce dense gradients: dp · cp."""
+        p = self.plans
+        return joint_group(p.cp, p.dp, self.spans["cp"], self.spans["dp"], self.domain)
+
+    @cached_property
+    def expert_group(self) -> Group:
+        """Ranks that hold the same experts."""
+        return group(self.plans.edp, self.spans["edp"], self.domain)
+
+    @cached_property
+    def gathers(self) -> Bools:
+        """Plans that gather parameters and scatter gradients every micro-batch."""
+        p = self.plans
+        return np.asarray((p.sharding >= Sharding.ZERO3) & (p.dp * p.cp > 1))
+
+    @cached_property
+    def dense_parameters(self) -> Floats:
+        """(plans, types): parameters a rank holds besides routed experts."""
+        p, n = self.plans, len(self.plans)
+        sharded = [np.full(n, q.attention_sharded + q.sinks + q.mlp + q.shared) / p.tp for q in self.parameters]
+        repeated = [np.full(n, float(q.attention_replicated + q.router + q.norms)) for q in self.parameters]
+        held = self.per_rank([a + b for a, b in zip(sharded, repeated, strict=True)])
+        return held + self.end_parameters
+
+    @cached_property
+    def vocabulary_parameters(self) -> Floats:
+        """Parameters of one vocabulary matrix on one rank, for each plan."""
+        return np.asarray(self.padded_vocab(self.plans.tp) * self.model.hidden / self.plans.tp)
+
+    @cached_property
+    def end_parameters(self) -> Floats:
+        """(plans, types): embedding, positions, final norm and head. A tied head on another rank than
+        the embedding is a copy of it; a tied head on the same rank is free."""
+        model, vocab = self.model, self.vocabulary_parameters[:, None]
+        head = np.where(self.first, 0.0, vocab) if model.tied_embeddings else vocab
+        first = self.first * (vocab + model.positions * model.hidden)
+        mtp = len(model.mtp) * (2.0 * model.hidden**2 + 3 * model.hidden)
+        copies = np.where(self.first, 0.0, vocab) if model.mtp else 0.0
+        return np.asarray(first + self.last * (head + model.hidden + mtp + copies))
+
+    @cached_property
+    def expert_parameters(self) -> Floats:
+        """(plans, types): parameters of the routed experts a rank holds."""
+        p = self.plans
+        return self.per_rank([float(q.experts) / (p.ep * p.etp) for q in self.parameters])

@@ -1,0 +1,135 @@
+"""The matrix multiplications and element-wise traffic of a layer's forward pass on one rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from meshplan.cost.costs import Floats
+from meshplan.cost.full.keys import LayerKeys
+from meshplan.cost.full.stack import Stack
+from meshplan.model.layers import Attention, LatentAttention, Layer, Mlp, Moe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gemm:
+    """One product of an (m × k) and a (k × n) matrix; ``batch`` of them in one grouped kernel."""
+
+    name: str
+    m: Any
+    n: Any
+    k: Any
+    batch: Any = 1
+    high_precision: bool = False
+    """Runs in bf16 even when the layer trains in fp8 (router)."""
+
+
+def attention_gemms(layer: Layer, hidden: int, keys: LayerKeys) -> list[Gemm]:
+    """Projections before and after attention."""
+    att = layer.attention
+    if att is None:
+        return []
+    tokens, t = keys.tokens, keys.tp
+    held = tokens * keys.stream_share
+    if isinstance(att, LatentAttention):
+        up = att.heads * (att.nope_dim + att.v_dim)
+        gemms = [Gemm(name="kv down", m=held, n=att.kv_rank + att.rope_dim, k=hidden)]
+        if att.q_rank is None:
+            gemms.append(Gemm(name="q", m=tokens, n=att.q_width / t, k=hidden))
+        else:
+            gemms.append(Gemm(name="q down", m=held, n=att.q_rank, k=hidden))
+            gemms.append(Gemm(name="q up", m=tokens, n=att.q_width / t, k=att.q_rank))
+        gemms.append(Gemm(name="kv up", m=tokens, n=up / t, k=att.kv_rank))
+    else:
+        width = att.q_width * (2 if att.gate else 1) + att.k_width + att.v_width
+        gemms = [Gemm(name="qkv", m=tokens, n=width / t, k=hidden)]
+    gemms.append(Gemm(name="attention out", m=tokens, n=hidden, k=att.out_width / t))
+    return gemms
+
+
+def mlp_gemms(layer: Layer, hidden: int, keys: LayerKeys, stack: Stack) -> list[Gemm]:
+    """The dense block, or router, routed and shared experts."""
+    mlp = layer.mlp
+    if mlp is None:
+        return []
+    tokens, t = keys.tokens, keys.tp
+    if isinstance(mlp, Mlp):
+        up = (2 if mlp.gated else 1) * mlp.width
+        return [
+            Gemm(name="fc1", m=tokens, n=up / t, k=hidden),
+            Gemm(name="fc2", m=tokens, n=hidden, k=mlp.width / t),
+        ]
+    up = (2 if mlp.gated else 1) * mlp.width
+    held = tokens * keys.stream_share
+    local = mlp.experts / keys.ep
+    per_expert = held * keys.etp * mlp.topk * stack.moe_imbalance * keys.ep / mlp.experts
+    gemms = [
+        Gemm(name="router", m=held, n=mlp.experts, k=hidden, high_precision=True),
+        Gemm(name="experts fc1", m=per_expert, n=up / keys.etp, k=hidden, batch=local),
+        Gemm(name="experts fc2", m=per_expert, n=hidden, k=mlp.width / keys.etp, batch=local),
+    ]
+    if mlp.shared_width:
+        shared = (2 if mlp.gated else 1) * mlp.shared_width
+        gemms.append(Gemm(name="shared fc1", m=tokens, n=shared / t, k=hidden))
+        gemms.append(Gemm(name="shared fc2", m=tokens, n=hidden, k=mlp.shared_width / t))
+    return gemms
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Traffic:
+    """Bytes element-wise operators move through HBM for one micro-batch, and how many kernels they are."""
+
+    forward: Floats
+    backward: Floats
+    kernels: float
+    """Launched in forward; backward launches about twice as many."""
+
+
+def element_traffic(layer: Layer, hidden: int, keys: LayerKeys, stack: Stack) -> Traffic:
+    """Norms, residual adds, rotary, activation function, routing; physics in bytes an element: a
+    read or a write of bf16 is 2 bytes.
+
+    Norm: read, write (4 forward; 6 backward). Residual add (with dropout's mask): 6. SwiGLU: reads two,
+    writes one (6; backward 10); GeLU 4 and 6. Rotary: 4 a feature of q and k. Permute and unpermute
+    of MoE tokens: read and write each. Unfused stacks run bias, activation, dropout and add apart and
+    pass each tensor about once more for each.
+    """
+    tokens, t, sigma = keys.tokens, keys.tp.astype(np.float64), keys.stream_share
+    extra = 0.0 if stack.fused else 1.0
+    forward = np.zeros(len(keys))
+    backward = np.zeros(len(keys))
+    drop = 1.0 if stack.dropout else 0.0
+    norm_passes = layer.norms * hidden * sigma
+    adds = (int(layer.attention is not None) + int(layer.mlp is not None)) * hidden * sigma
+    forward += 4 * norm_passes * (1 + extra) + adds * (6 + drop + 8 * extra)
+    backward += 6 * norm_passes * (1 + extra) + adds * (4 + drop + 6 * extra)
+    att = layer.attention
+    if att is not None:
+        rotated = (att.q_width + att.k_width) / t
+        forward += rotated * (4 + 4 * extra)
+        backward += rotated * (4 + 4 * extra)
+        if isinstance(att, LatentAttention):
+            ranks = (att.q_rank or 0) + att.kv_rank
+            forward += 4 * ranks * sigma + 4 * (att.k_width + att.v_width) / t
+            backward += 6 * ranks * sigma + 4 * (att.k_width + att.v_width) / t
+        elif att.qk_norm != "none":
+            forward += 4 * rotated
+            backward += 6 * rotated
+    mlp = layer.mlp
+    if isinstance(mlp, Mlp):
+        wide = mlp.width / t
+        forward += wide * ((6 if mlp.gated else 4) + 4 * extra)
+        backward += wide * ((10 if mlp.gated else 6) + 4 * extra)
+    elif isinstance(mlp, Moe):
+        routed = mlp.topk * sigma * stack.moe_imbalance
+        wide = mlp.width * routed
+        forward += wide * (6 if mlp.gated else 4) + 8 * hidden * routed + 16 * mlp.experts * sigma
+        backward += wide * (10 if mlp.gated else 6) + 8 * hidden * routed + 16 * mlp.experts * sigma
+        if mlp.shared_width:
+            shared = mlp.shared_width / t
+            forward += shared * (6 if mlp.gated else 4)
+            backward += shared * (10 if mlp.gated else 6)
+    kernels = layer.norms + 4.0 + (8.0 if isinstance(mlp, Moe) else 1.0) + 8.0 * extra
+    return Traffic(forward=forward * tokens, backward=backward * tokens, kernels=kernels)

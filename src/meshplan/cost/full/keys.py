@@ -1,0 +1,40 @@
+"""The few things a layer's cost depends on: one key for each distinct combination in a table of plans."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshplan.cost.costs import Bools, Floats
+from meshplan.plan.plans import Ints
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerKeys:
+    """Columns of distinct combinations; scalars are shared by the whole table."""
+
+    tp: Ints
+    sp: Bools
+    """Sequence parallelism really on (asked for, and ``tp`` above 1)."""
+    cp: Ints
+    cp_kind: Ints
+    ep: Ints
+    etp: Ints
+    mbs: Ints
+    modules: Ints
+    seq: int
+    precision: str
+
+    def __len__(self) -> int:
+        return len(self.tp)
+
+    @property
+    def tokens(self) -> Floats:
+        """Tokens of one micro-batch on one context-parallel rank."""
+        return np.asarray(self.seq * self.mbs / self.cp, dtype=np.float64)
+
+    @property
+    def stream_share(self) -> Floats:
+        """Share of those tokens whose residual stream a rank holds: 1/tp with SP, else 1."""
+        return np.where(self.sp, 1.0 / self.tp, 1.0)

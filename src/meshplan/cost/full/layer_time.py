@@ -1,0 +1,168 @@
+"""Seconds one layer takes on one rank for one micro-batch, forward and backward, by part.
+
+A kernel's time is read off the GPU's measured curve and divided by the stack's sustained rate; a
+layer's GPU time is the sum of its kernels and of the transfers nothing hides; the host may be slower
+than that (small layers), and then the difference is ``host``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshplan.cluster.curves import attention_seconds, gemm_seconds, grouped_gemm_seconds, membound_seconds
+from meshplan.cluster.profile import Profile
+from meshplan.cost.costs import Floats
+from meshplan.cost.full.comm import LayerComm
+from meshplan.cost.full.gemms import Gemm, attention_gemms, element_traffic, mlp_gemms
+from meshplan.cost.full.keys import LayerKeys
+from meshplan.cost.full.stack import Stack
+from meshplan.model.layers import Layer, Moe
+from meshplan.plan.kinds import CpKind, Recompute
+
+PARTS = ("matmul", "attention", "elementwise", "tp", "cp", "ep", "host")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerTime:
+    """Seconds by part (``PARTS``), an entry a key. ``weight`` is the part of ``backward`` that only
+    weight gradients need; ``selective`` is what recomputing the chosen modules adds; ``whole`` what
+    recomputing the layer adds; ``hidden`` the transfers that computing hides."""
+
+    forward: dict[str, Floats]
+    backward: dict[str, Floats]
+    weight: Floats
+    selective: Floats
+    whole: Floats
+    hidden: dict[str, Floats]
+
+    @property
+    def forward_s(self) -> Floats:
+        """All parts of forward."""
+        return np.asarray(sum(self.forward.values()))
+
+    @property
+    def backward_s(self) -> Floats:
+        """All parts of backward, recomputing left out."""
+        return np.asarray(sum(self.backward.values()))
+
+
+def _kernel_dtype(precision: str) -> str:
+    return {"fp16": "bf16"}.get(precision, precision)
+
+
+def _seconds(gemm: Gemm, profile: Profile, precision: str, *, transpose: str = "forward") -> Floats:
+    """One product: forward (m, n, k), input gradient (m, k, n) or weight gradient (n, k, m)."""
+    dtype = "bf16" if gemm.high_precision else _kernel_dtype(precision)
+    m, n, k = gemm.m, gemm.n, gemm.k
+    if transpose == "input":
+        n, k = k, n
+    elif transpose == "weight":
+        m, n, k = n, k, m
+    out_bytes = 8.0 if transpose == "weight" else 2.0
+    if gemm.name.startswith("experts"):
+        n, k = (gemm.k, gemm.n) if transpose == "input" else (gemm.n, gemm.k)
+        seconds = grouped_gemm_seconds(
+            profile, gemm.m, gemm.batch, n, k, dtype=dtype, out_bytes=out_bytes, weight_gradient=transpose == "weight"
+        )
+    else:
+        seconds = gemm_seconds(profile, m, n, k, dtype=dtype, out_bytes=out_bytes)
+    factor = {"forward": 1.0, "input": profile.dgrad_factor, "weight": profile.wgrad_factor}[transpose]
+    return np.asarray(seconds * factor)
+
+
+def attention_core(layer: Layer, keys: LayerKeys, profile: Profile, stack: Stack) -> tuple[Floats, Floats]:
+    """Forward and backward seconds of softmax attention on one rank, causal, zig-zag balanced over cp."""
+    att = layer.attention
+    zero = np.zeros(len(keys))
+    if att is None:
+        return zero, zero
+    heads = att.heads / keys.tp
+    kv_heads = np.maximum(att.kv_heads / keys.tp, 1.0)
+    ulysses = keys.cp_kind == CpKind.ULYSSES
+    heads = np.where(ulysses, np.maximum(heads / keys.cp, 1.0), heads)
+    seq_q = np.where(ulysses, keys.seq, keys.seq / keys.cp)
+    times = attention_seconds(
+        profile, batch=keys.mbs, heads=heads, kv_heads=kv_heads, head_dim=att.head_dim, v_head_dim=att.v_dim,
+        seq_q=seq_q, seq_kv=(keys.seq + seq_q) / 2, window=att.window, kernel=stack.attention, dropout=stack.dropout,
+    )  # fmt: skip
+    return times.forward / stack.attention_rate, times.backward / stack.attention_rate
+
+
+def layer_time(
+    layer: Layer,
+    hidden: int,
+    keys: LayerKeys,
+    profile: Profile,
+    stack: Stack,
+    comm: LayerComm,
+    core: tuple[Floats, Floats],
+) -> LayerTime:
+    """The price of ``layer`` for every key; ``core``: seconds of its softmax attention both ways."""
+    gemms = [*attention_gemms(layer, hidden, keys), *mlp_gemms(layer, hidden, keys, stack)]
+    rate = stack.matmul
+    mm_f = sum((_seconds(g, profile, keys.precision) for g in gemms), np.zeros(len(keys))) / rate
+    mm_i = sum((_seconds(g, profile, keys.precision, transpose="input") for g in gemms), np.zeros(len(keys))) / rate
+    mm_w = sum((_seconds(g, profile, keys.precision, transpose="weight") for g in gemms), np.zeros(len(keys))) / rate
+    att_f, att_b = core
+    traffic = element_traffic(layer, hidden, keys, stack)
+    el_f = membound_seconds(profile, traffic.forward, kernels=traffic.kernels) / stack.memory_rate
+    el_b = membound_seconds(profile, traffic.backward, kernels=2 * traffic.kernels) / stack.memory_rate
+    forward = {"matmul": mm_f, "attention": att_f, "elementwise": el_f, **comm.forward}
+    backward = {"matmul": mm_i + mm_w, "attention": att_b, "elementwise": el_b, **comm.backward}
+    host = _host_seconds(layer, keys, stack)
+    for parts, factor in ((forward, 1.0), (backward, stack.host_backward)):
+        gpu = np.asarray(sum(parts.values()))
+        parts["host"] = np.maximum(host * factor - gpu, 0.0)
+    whole = np.asarray(sum(forward.values()))
+    return LayerTime(
+        forward=forward,
+        backward=backward,
+        weight=np.minimum(mm_w, np.asarray(sum(backward.values()))),
+        selective=_selective(layer, hidden, keys, gemms, profile, stack, att_f, el_f, mm_f, forward),
+        whole=whole,
+        hidden=comm.hidden,
+    )
+
+
+def _host_seconds(layer: Layer, keys: LayerKeys, stack: Stack) -> Floats:
+    """Time the host needs to launch one forward pass; MoE layers launch about twice as many kernels."""
+    if stack.cuda_graph:
+        return np.zeros(len(keys))
+    kernels = 2.0 if isinstance(layer.mlp, Moe) else 1.0
+    return stack.host_layer_s * kernels + np.where(keys.tp > 1, 2.0 * stack.host_tp_s, 0.0)
+
+
+def _selective(
+    layer: Layer,
+    hidden: int,
+    keys: LayerKeys,
+    gemms: list[Gemm],
+    profile: Profile,
+    stack: Stack,
+    att_f: Floats,
+    el_f: Floats,
+    mm_f: Floats,
+    forward: dict[str, Floats],
+) -> Floats:
+    """Seconds of computing again the modules a plan recomputes."""
+    total = np.zeros(len(keys))
+
+    def chosen(module: Recompute) -> Floats:
+        return ((keys.modules & int(module)) != 0).astype(np.float64)
+
+    def matmuls(*prefixes: str) -> Floats:
+        some = [g for g in gemms if g.name.startswith(prefixes)]
+        return sum((_seconds(g, profile, keys.precision) for g in some), np.zeros(len(keys))) / stack.matmul
+
+    total += chosen(Recompute.CORE_ATTN) * att_f
+    total += chosen(Recompute.MLA_UP_PROJ) * matmuls("q up", "kv up")
+    norms = membound_seconds(profile, 4.0 * layer.norms * hidden * keys.stream_share * keys.tokens)
+    total += chosen(Recompute.NORM) * norms / stack.memory_rate
+    act = np.maximum(chosen(Recompute.MLP_ACT), chosen(Recompute.MOE_ACT)) * (1 - chosen(Recompute.MLP))
+    total += act * 0.3 * el_f
+    total += chosen(Recompute.MLP) * matmuls("fc1")
+    total += chosen(Recompute.MOE) * (matmuls("router", "experts", "shared") + forward["ep"])
+    total += chosen(Recompute.SHARED_EXPERTS) * matmuls("shared fc1")
+    return total

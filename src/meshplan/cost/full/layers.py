@@ -1,0 +1,105 @@
+"""Every layer kind of a model priced once for each distinct combination in a table of plans."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshplan.cluster.curves import gemm_seconds, membound_seconds
+from meshplan.cost.costs import Floats
+from meshplan.cost.full.activations import LayerActivations, layer_activations
+from meshplan.cost.full.comm import LayerComm, context_parallel, expert_parallel, tensor_parallel
+from meshplan.cost.full.context import Context
+from meshplan.cost.full.keys import LayerKeys
+from meshplan.cost.full.layer_time import LayerTime, attention_core, layer_time
+from meshplan.cost.full.topology import group
+from meshplan.plan.plans import Ints
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ends:
+    """Embedding on the first rank; final norm, head and loss on the last: seconds by key.
+
+    ``logits``: how many logits a rank computes for one micro-batch.
+    """
+
+    embedding_forward: Floats
+    embedding_backward: Floats
+    head_forward: Floats
+    head_backward: Floats
+    head_weight: Floats
+    logits: Floats
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Priced:
+    """The layer kinds of a model, priced for every key; ``of_plan`` is each plan's key."""
+
+    keys: LayerKeys
+    of_plan: Ints
+    times: tuple[LayerTime, ...]
+    activations: tuple[LayerActivations, ...]
+    ends: Ends
+
+
+def price_layers(c: Context) -> Priced:
+    """All layer kinds for every distinct key."""
+    p = c.plans
+    columns = (p.tp, p.sp, p.cp, p.cp_kind, p.ep, p.etp, p.mbs, p.recompute_modules, c.spans["cp"], c.spans["ep"])
+    index, of_plan = distinct(columns)
+    k = p.take(index)
+    keys = LayerKeys(
+        tp=k.tp, sp=(k.sp > 0) & (k.tp > 1), cp=k.cp, cp_kind=k.cp_kind, ep=k.ep, etp=k.etp, mbs=k.mbs,
+        modules=k.recompute_modules, seq=c.workload.seq, precision=c.workload.precision,
+    )  # fmt: skip
+    ones = np.ones(len(keys), dtype=np.int64)
+    groups = {
+        "tp": group(k.tp, ones, c.domain),
+        "cp": group(k.cp, c.spans["cp"][index], c.domain),
+        "ep": group(k.ep, c.spans["ep"][index], c.domain),
+        "etp": group(k.etp, ones, c.domain),
+    }
+    times, activations = [], []
+    for layer in c.kinds:
+        tp_f, tp_b, tp_h = tensor_parallel(layer, c.model.hidden, keys, c.links, groups["tp"], c.stack)
+        core_f, core_b = attention_core(layer, keys, c.profile, c.stack)
+        cp_f, cp_b, cp_h = context_parallel(layer, keys, c.links, groups["cp"], core_f, core_b, c.stack)
+        ep_f, ep_h = expert_parallel(layer, c.model.hidden, keys, c.links, groups["ep"], groups["etp"], c.stack)
+        comm = LayerComm(
+            forward={"tp": tp_f, "cp": cp_f, "ep": ep_f},
+            backward={"tp": tp_b, "cp": cp_b, "ep": ep_f},
+            hidden={"tp": tp_h, "cp": cp_h, "ep": ep_h},
+        )
+        times.append(layer_time(layer, c.model.hidden, keys, c.profile, c.stack, comm, (core_f, core_b)))
+        activations.append(layer_activations(layer, c.model.hidden, c.stack, keys))
+    return Priced(keys=keys, of_plan=of_plan, times=tuple(times), activations=tuple(activations), ends=_ends(c, keys))
+
+
+def distinct(columns: tuple[Ints, ...]) -> tuple[Ints, Ints]:
+    """First row of every distinct combination of columns, and for each row which combination it is."""
+    packed = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        low, high = int(column.min()), int(column.max())
+        if high > low:
+            values, codes = np.unique(column, return_inverse=True)
+            packed = packed * len(values) + codes
+    _, index, of_row = np.unique(packed, return_index=True, return_inverse=True)
+    return index, of_row
+
+
+def _ends(c: Context, keys: LayerKeys) -> Ends:
+    """Embedding, head and loss. The head's products run in bf16 whatever the layers' precision."""
+    h, t, tokens = c.model.hidden, keys.tp, keys.tokens
+    width = c.padded_vocab(keys.tp) / t
+    rate, memory = c.stack.matmul, c.stack.memory_rate
+    forward = gemm_seconds(c.profile, tokens, width, h) / rate
+    backward = gemm_seconds(c.profile, tokens, h, width) / rate
+    weight = gemm_seconds(c.profile, width, h, tokens, out_bytes=8.0) / rate
+    loss = membound_seconds(c.profile, c.stack.loss_traffic * tokens * width, kernels=10) / memory
+    copies = 1.0 + len(c.model.mtp)
+    embed = membound_seconds(c.profile, 4.0 * h * tokens, kernels=3) / memory
+    return Ends(
+        embedding_forward=embed, embedding_backward=2 * embed, head_forward=copies * (forward + loss / 2),
+        head_backward=copies * (backward + weight + loss / 2), head_weight=copies * weight, logits=tokens * width,
+    )  # fmt: skip

@@ -1,0 +1,151 @@
+"""Peak memory of every rank type of a plan, by part; the fullest rank decides.
+
+What stays all step long (states, buffers), what grows with the micro-batches in flight (activations),
+and the largest thing that exists for a moment: the loss, the head's backward, or one layer's backward
+with, where the layer is recomputed, everything it would otherwise have kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshplan.cost.costs import Floats
+from meshplan.cost.full.context import Context
+from meshplan.cost.full.gemms import attention_gemms, mlp_gemms
+from meshplan.cost.full.layers import Priced
+from meshplan.cost.full.states import states
+from meshplan.model.layers import LatentAttention
+from meshplan.plan.kinds import Schedule
+from meshplan.plan.plans import AUTO_LAYERS, Ints
+from meshplan.schedule.closed_form import in_flight
+
+CONTEXT_BYTES = 0.7e9
+"""CUDA context with cuBLAS and cuDNN handles: 0.5 to 1.2 GB in practice."""
+COMMUNICATOR_BYTES = 0.35e9
+"""One NCCL communicator's buffers (342 to 392 MB measured; aiconfigurator system files)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Peak:
+    """Bytes by part, (plans, types), the rank type that is fullest, and the layers recomputed."""
+
+    parts: dict[str, Floats]
+    fullest: Ints
+    recompute_layers: Ints
+
+    def of_fullest(self) -> dict[str, Floats]:
+        """The parts on the fullest rank of each plan."""
+        rows = np.arange(len(self.fullest))
+        return {name: np.asarray(value[rows, self.fullest]) for name, value in self.parts.items()}
+
+
+def weight_gradient_buffers(c: Context, priced: Priced) -> Floats:
+    """(plans, types): bf16 buffers shaped like each distinct weight, that TransformerEngine hands to
+    autograd when the real gradient was added to the fp32 main gradient inside the kernel."""
+    n = len(c.plans)
+    total = np.zeros(c.ranks.shape)
+    if not c.stack.gradient_dummies:
+        return total
+    widest = np.zeros(n)
+    for k, layer in enumerate(c.kinds):
+        att = sum((_weights(g.n, g.k, priced) for g in attention_gemms(layer, c.model.hidden, priced.keys)), np.zeros(n))
+        mlp = sum((_weights(g.n, g.k, priced) for g in mlp_gemms(layer, c.model.hidden, priced.keys, c.stack)), np.zeros(n))
+        widest = np.maximum(widest, att)
+        total += np.where(c.layers[:, :, k] > 0, mlp[:, None], 0.0)
+    return total + np.where(c.layers.sum(axis=2) > 0, widest[:, None], 0.0)
+
+
+def _weights(n: object, k: object, priced: Priced) -> Floats:
+    size = 2.0 * np.asarray(n, dtype=np.float64) * np.asarray(k, dtype=np.float64)
+    return np.asarray(np.broadcast_to(size, (len(priced.keys),))[priced.of_plan])
+
+
+def momentary(c: Context, priced: Priced, recomputed: Floats) -> Floats:
+    """(plans, types): the largest thing that exists only for a moment."""
+    at, keys = priced.of_plan, priced.keys
+    logits = priced.ends.logits[at]
+    whole_stream = (2.0 * c.model.hidden * keys.tokens)[at]
+    gathered = np.where(c.plans.sp.astype(bool) & (c.plans.tp > 1), whole_stream, 0.0)
+    copies = 1.0 + len(c.model.mtp)
+    loss = c.stack.loss_bytes * logits * copies
+    head_gradient = 2.0 * c.vocabulary_parameters if c.stack.gradient_dummies else 0.0
+    head = 2.0 * logits * copies + head_gradient + gathered + whole_stream
+    held = c.layers > 0
+    again = np.stack([a.full[at] for a in priced.activations], axis=1)[:, None, :]
+    work = np.stack([a.workspace[at] for a in priced.activations], axis=1)[:, None, :]
+    layer = np.where(held, work + np.where(recomputed[:, :, None], again, 0.0), 0.0).max(axis=2)
+    return np.asarray(np.maximum(layer, np.where(c.last, np.maximum(loss, head)[:, None], 0.0)))
+
+
+def micro_batches_alive(c: Context) -> Floats:
+    """(plans, types): micro-batches whose activations the rank holds at its peak."""
+    p = c.plans
+    alive = in_flight(p.schedule[:, None], p.pp[:, None], p.vp[:, None], c.micro_batches[:, None], c.earliest)
+    return np.where(p.pp[:, None] > 1, alive, 1.0)
+
+
+def gathered_weights(c: Context) -> Floats:
+    """FSDP, for each plan: bf16 weights of two gathered units and one unit's whole gradient; ``0`` where
+    parameters are not gathered. Under a pipeline, torchtitan keeps them gathered (not resharded)."""
+    p = c.plans
+    per_kind = [q.dense / p.tp + q.experts / (p.ep * p.etp) for q in c.parameters]
+    unit = np.maximum.reduce(per_kind)
+    ends = np.maximum(unit, c.vocabulary_parameters)
+    return np.where(c.gathers, 2.0 * unit + 2.0 * ends + c.stack.reduce_bytes * unit, 0.0)
+
+
+def peak(c: Context, priced: Priced) -> Peak:
+    """Memory of every rank type, with as many layers recomputed as were asked for or are needed."""
+    p, at = c.plans, priced.of_plan
+    sharded_over = (p.dp * p.cp // np.maximum(p.replicas, 1))[:, None]
+    copies = np.where(p.schedule == Schedule.DUALPIPE, 2.0, 1.0)[:, None]
+    st = states(
+        c.dense_parameters * copies, c.expert_parameters * copies, sharded_over, p.edp[:, None], p.sharding[:, None], c.stack
+    )
+    alive = micro_batches_alive(c)
+    kept = c.per_rank([a.kept[at] for a in priced.activations])
+    inputs = c.per_rank([a.input[at] for a in priced.activations])
+    count = c.layers.sum(axis=2)
+    stream = (2.0 * c.model.hidden * priced.keys.tokens * priced.keys.stream_share)[at][:, None]
+    ends = 2.0 * stream * c.last
+    groups = np.zeros(len(p))
+    for size in (p.tp, p.cp, p.dp, p.pp, p.ep, p.edp):
+        groups = groups + (size > 1)
+    context = np.broadcast_to((CONTEXT_BYTES + COMMUNICATOR_BYTES * groups)[:, None], kept.shape)
+    dummies = weight_gradient_buffers(c, priced)
+    gathered = np.broadcast_to(gathered_weights(c)[:, None], kept.shape)
+    fixed = st.weights + st.gradients + st.optimizer + context + dummies + gathered + ends
+    layers = _layers_to_recompute(c, priced, fixed, kept, inputs, alive, count)
+    share = np.minimum(np.maximum(layers, 0)[:, None] / np.maximum(count, 1), 1.0)
+    activations = (kept * (1 - share) + inputs * share) * alive + ends
+    moment = momentary(c, priced, share > 0)
+    loose = activations + moment + gathered
+    parts = {
+        "weights": st.weights, "gradients": st.gradients, "optimizer": st.optimizer, "activations": activations,
+        "loss and workspace": moment, "gathered weights": gathered, "gradient buffers": dummies,
+        "fragmentation": c.stack.fragmentation * loose, "context and NCCL": context,
+    }  # fmt: skip
+    total = np.asarray(sum(parts.values()))
+    return Peak(
+        parts=parts, fullest=np.argmax(np.where(c.ranks > 0, total, -1.0), axis=1), recompute_layers=layers
+    )
+
+
+def _layers_to_recompute(
+    c: Context, priced: Priced, fixed: Floats, kept: Floats, inputs: Floats, alive: Floats, count: Floats
+) -> Ints:
+    """The count each plan asks for; where it leaves that open, the fewest that fit on every rank."""
+    asked = c.plans.recompute_layers
+    left_open = asked == AUTO_LAYERS
+    if not left_open.any():
+        return asked
+    limit, slack = c.cluster.gpu.usable_hbm_bytes, 1.0 + c.stack.fragmentation
+    none = np.zeros(kept.shape, dtype=bool)
+    room_without = (limit - fixed) / 1.0 - slack * momentary(c, priced, none)
+    room_with = (limit - fixed) - slack * momentary(c, priced, ~none)
+    saved = np.maximum((kept - inputs) * alive / np.maximum(count, 1) * slack, 1.0)
+    needed = np.where(kept * alive * slack <= room_without, 0.0, np.ceil((kept * alive * slack - room_with) / saved))
+    needed = np.where(c.ranks > 0, np.clip(needed, 0.0, count), 0.0).max(axis=1)
+    return np.where(left_open, needed.astype(np.int64), asked)

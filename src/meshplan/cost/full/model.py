@@ -1,0 +1,66 @@
+"""The full cost model: layers are priced once a distinct combination, stages and steps composed of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshplan.cluster.cluster import Cluster
+from meshplan.cluster.profile import Profile, load_profile
+from meshplan.cost.costs import Costs
+from meshplan.cost.full.context import Context
+from meshplan.cost.full.layers import price_layers
+from meshplan.cost.full.memory import peak
+from meshplan.cost.full.stack import Stack, load_stack
+from meshplan.cost.full.step import step_parts
+from meshplan.model.flops import flop_per_token
+from meshplan.model.model import Model
+from meshplan.plan.plans import Plans
+from meshplan.plan.workload import Workload
+
+PEAK_OF = {"bf16": "bf16", "fp16": "bf16", "fp8": "fp8", "mxfp8": "fp8", "nvfp4": "fp4", "fp32": "fp32"}
+"""The peak that MFU of a precision is measured against."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FullModel:
+    """The default cost model: physics on the cluster's curves, with the habits of a software stack."""
+
+    stack: Stack
+    profile: Profile | None = None
+    """Curves to use instead of the ones shipped for the cluster's GPU."""
+    name: str = "full"
+
+    @classmethod
+    def of(cls, stack: str = "megatron-core-2025") -> FullModel:
+        """The full model with a stack that ships with meshplan."""
+        return cls(stack=load_stack(stack))
+
+    def price(self, model: Model, cluster: Cluster, workload: Workload, plans: Plans) -> Costs:
+        """Step time and peak memory of every plan."""
+        c = Context(
+            model=model, cluster=cluster, workload=workload, plans=plans, stack=self.stack,
+            profile=self.profile or load_profile(cluster.gpu.name),
+        )  # fmt: skip
+        priced = price_layers(c)
+        memory = peak(c, priced)
+        recomputed = np.minimum(
+            np.maximum(memory.recompute_layers, 0)[:, None] / np.maximum(c.layers.sum(axis=2), 1), 1.0
+        )
+        time, hidden = step_parts(c, priced, recomputed)
+        step = np.asarray(sum(time.values()))
+        parts = memory.of_fullest()
+        flops = flop_per_token(model, workload.seq, "causal", mtp=bool(model.mtp)) * workload.tokens
+        peaks = cluster.gpu.peak_flops
+        best = peaks.get(PEAK_OF[workload.precision]) or peaks.get("bf16") or max(peaks.values())
+        return Costs(
+            plans=plans.replace(recompute_layers=memory.recompute_layers),
+            step_s=step,
+            memory_bytes=np.asarray(sum(parts.values())),
+            memory_limit_bytes=cluster.gpu.usable_hbm_bytes,
+            mfu=flops / (step * plans.gpus * best),
+            time=time,
+            memory=parts,
+            hidden=hidden,
+        )

@@ -1,0 +1,129 @@
+"""A software stack: what a framework of some year does, as switches and a handful of named scalars."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from dataclasses import MISSING, dataclass, field, fields
+from functools import lru_cache
+from importlib import resources
+from typing import Any
+
+from meshplan.errors import InputError, UnknownNameError
+
+_DATA = "meshplan.cost"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stack:
+    """How one framework runs a layer. Shares are between 0 and 1, times in seconds.
+
+    Every scalar marked *fitted* is shared by all runs of the stack and was fitted on published runs
+    (``meshplan validate`` prints how many there are and the error they leave); ``sources`` says where
+    each other one comes from.
+    """
+
+    name: str
+    title: str
+    family: str = "megatron"
+    """``megatron``, ``torch`` (FSDP2, DTensor) or ``deepspeed``: whose memory habits it has."""
+    attention: str = "flash"
+    """``flash`` (the GPU's best), ``fa2``, ``fa1`` or ``unfused`` (scores kept in memory)."""
+    fused: bool = True
+    """Element-wise operators fused (bias, GeLU or SwiGLU, dropout, add, rotary, norms)."""
+    dropout: bool = False
+    loss_bytes: float = 6.0
+    """Bytes alive for each logit at the loss: fp32 copy and gradient (6), bf16 in place (2), or the
+    chain of separate fp32 operators (10 to 12)."""
+    loss_traffic: float = 30.0
+    """Bytes the loss moves for each logit, forward and backward."""
+    gradient_dummies: bool = True
+    """Weight-shaped buffers handed to autograd, and the head's, as gradients are added in the kernel."""
+    fragmentation: float = 0.04
+    """Memory the allocator reserves beyond what is used, as a share of activations and workspaces."""
+    tp_exposed: float = 1.0
+    """Share of tensor-parallel transfer that no computing hides."""
+    ep_exposed: float = 1.0
+    cp_overlap: bool = True
+    dp_overlap: bool = True
+    """Gradient reduction and parameter gathering hidden under the first and last micro-batch."""
+    fsdp_overlap: float = 0.9
+    """Share of FSDP's transfer time that may hide under computing of the same layer."""
+    p2p_overlap: bool = True
+    """Point-to-point hidden when stages are interleaved."""
+    dispatcher: str = "all-to-all"
+    """``all-to-all``: one copy a token and expert; ``dedup``: one a token and node (DeepEP, HybridEP)."""
+    weight_bytes: float = 2.0
+    """Bytes of the copy of a parameter that computing reads (1 where fp8 weights are primary)."""
+    fp8_dispatch: bool = False
+    grad_bytes: float = 4.0
+    reduce_bytes: float = 4.0
+    """Bytes a gradient element has on the wire."""
+    optimizer_bytes: float = 12.0
+    """Master weight and two moments, for each parameter."""
+    matmul: float = 1.0
+    """*Fitted*: sustained matrix-multiply rate over the measured short-burst rate."""
+    attention_rate: float = 1.0
+    """*Fitted*: the same for attention kernels."""
+    memory_rate: float = 1.0
+    """*Fitted*: sustained share of HBM bandwidth in element-wise operators."""
+    network_rate: float = 1.0
+    """*Fitted*: sustained share of the measured collective rates."""
+    host_layer_s: float = 0.5e-3
+    """*Fitted*: seconds the host needs to launch one layer's forward pass."""
+    host_backward: float = 1.0
+    """*Fitted*: the same for backward, as a multiple of forward."""
+    host_tp_s: float = 0.0
+    """*Fitted*: seconds a tensor-parallel collective costs on the host."""
+    host_micro_s: float = 0.0
+    """*Fitted*: seconds a micro-batch costs outside the layers (embedding, loss, schedule)."""
+    step_s: float = 0.0
+    """*Fitted*: fixed seconds a step (data, logging, optimizer's host time)."""
+    moe_imbalance: float = 1.0
+    """Tokens of the fullest expert rank over the mean; 1 where the benchmark forces balance."""
+    cuda_graph: bool = False
+    straggler: float = 0.0
+    """Spread of GPU speed; the slowest of n sets the pace: 1 + spread · sqrt(2 ln n)."""
+    sources: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("tp_exposed", "ep_exposed", "fsdp_overlap", "matmul", "attention_rate", "memory_rate", "network_rate"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and 0 <= value <= 1):
+                raise InputError(f"stack {self.name}: {name} must be between 0 and 1, not {value}")
+        for name in ("host_layer_s", "host_backward", "host_tp_s", "host_micro_s", "step_s", "straggler"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise InputError(f"stack {self.name}: {name} must be a time of at least 0, not {value}")
+
+
+def stack_names() -> tuple[str, ...]:
+    """Names of the stacks that ship with meshplan."""
+    folder = resources.files(_DATA) / "data" / "stacks"
+    return tuple(sorted(f.name.removesuffix(".toml") for f in folder.iterdir() if f.name.endswith(".toml")))
+
+
+@lru_cache(maxsize=64)
+def load_stack(name: str) -> Stack:
+    """The stack called ``name``. Raises ``UnknownNameError``, or ``InputError`` for a bad file."""
+    if name not in stack_names():
+        raise UnknownNameError("stack", name, stack_names())
+    text = (resources.files(_DATA) / "data" / "stacks" / f"{name}.toml").read_text(encoding="utf-8")
+    return stack_from(tomllib.loads(text), where=f"stack file {name}.toml")
+
+
+def stack_from(table: dict[str, Any], *, where: str) -> Stack:
+    """A stack from a table with strict keys and types."""
+    known = {f.name: f for f in fields(Stack)}
+    for key, value in table.items():
+        if key not in known:
+            raise InputError(f"{where}: unknown key '{key}'; known keys are {', '.join(known)}")
+        default = known[key].default
+        if isinstance(default, bool) != isinstance(value, bool) and default is not MISSING:
+            raise InputError(f"{where}: {key} must be {'true or false' if isinstance(default, bool) else 'a number'}")
+        if isinstance(default, float) and not isinstance(value, int | float):
+            raise InputError(f"{where}: {key} must be a number, not {value!r}")
+    for key in ("name", "title"):
+        if key not in table:
+            raise InputError(f"{where}: {key} is missing")
+    return Stack(**table)

@@ -1,0 +1,112 @@
+"""How a stack of layers is cut over pipeline ranks, and which ranks are alike.
+
+Ranks with the same layers and the same ends cost the same, so a split is kept as a few *types* of
+rank: how many layers of each kind, whether it holds the embedding or the head, how many ranks are of
+that type, and the earliest of them (the one with most micro-batches in flight).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from meshplan.cost.costs import Bools, Floats
+from meshplan.model.layers import Layer
+from meshplan.model.model import Model
+from meshplan.plan.kinds import Schedule
+from meshplan.plan.plans import Ints, Plans
+
+V_SHAPED = (Schedule.ZB_V, Schedule.V_HALF, Schedule.V_MIN, Schedule.DUALPIPE_V)
+
+
+def even_layout(layers: int, stages: int) -> tuple[int, ...]:
+    """Layers in each stage, as even as possible; the ends, which also hold embedding and head, are the
+    first to have one fewer (``126`` over 16: 7, 8 × 14, 7)."""
+    base, extra = divmod(layers, stages)
+    if not extra:
+        return (base,) * stages
+    order = sorted(range(stages), key=lambda s: (s in (0, stages - 1), s == stages - 1, s))
+    more = set(order[:extra])
+    return tuple(base + (s in more) for s in range(stages))
+
+
+@dataclass(frozen=True, slots=True)
+class RankType:
+    """Ranks of a pipeline that hold the same: ``layers`` of each kind, and perhaps an end."""
+
+    layers: tuple[int, ...]
+    first: bool
+    last: bool
+    ranks: int
+    earliest: int
+
+
+@lru_cache(maxsize=65536)
+def rank_types(
+    kinds: tuple[int, ...], kind_count: int, pp: int, vp: int, v_shaped: bool,
+    layout: tuple[int, ...] | None, with_head: tuple[int, ...] = (),
+) -> tuple[RankType, ...]:
+    """The types of rank of one split."""
+    stages = pp * vp
+    sizes = layout if layout is not None else even_layout(len(kinds), stages)
+    held: list[list[int]] = [[0] * kind_count for _ in range(pp)]
+    start = 0
+    for stage, size in enumerate(sizes):
+        turn, at = divmod(stage, pp)
+        rank = pp - 1 - at if v_shaped and turn % 2 else at
+        for kind in kinds[start : start + size]:
+            held[rank][kind] += 1
+        start += size
+    last_rank = 0 if v_shaped and vp % 2 == 0 else pp - 1
+    for kind in with_head:
+        held[last_rank][kind] += 1
+    found: dict[tuple[tuple[int, ...], bool, bool], list[int]] = {}
+    for rank, counts in enumerate(held):
+        found.setdefault((tuple(counts), rank == 0, rank == last_rank), []).append(rank)
+    return tuple(
+        RankType(layers=counts, first=first, last=last, ranks=len(ranks), earliest=ranks[0])
+        for (counts, first, last), ranks in found.items()
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Splits:
+    """Distinct splits of a table of plans: arrays of shape (splits, types); unused types have no ranks."""
+
+    of_plan: Ints
+    """For each plan, its row here."""
+    layers: Floats
+    """(splits, types, kinds)."""
+    first: Bools
+    last: Bools
+    ranks: Floats
+    earliest: Floats
+
+
+def splits_of(plans: Plans, model: Model, layer_kinds: tuple[Layer, ...]) -> Splits:
+    """The distinct splits of ``plans``; multi-token-prediction layers sit with the head."""
+    kinds, kind_count = model.kind_ids, len(layer_kinds)
+    extra = tuple(layer_kinds.index(layer) for layer in model.mtp)
+    v_shaped = np.isin(plans.schedule, [int(s) for s in V_SHAPED])
+    packed = ((plans.pp * 4096 + plans.vp) * 2 + v_shaped) * (len(plans.layouts) + 1) + plans.layout + 1
+    _, index, of_plan = np.unique(packed, return_index=True, return_inverse=True)
+    rows = [
+        rank_types(
+            kinds, kind_count, int(plans.pp[i]), int(plans.vp[i]), bool(v_shaped[i]),
+            None if plans.layout[i] < 0 else plans.layouts[int(plans.layout[i])], extra,
+        )
+        for i in index
+    ]  # fmt: skip
+    types = max(len(r) for r in rows)
+    shape = (len(rows), types)
+    layers = np.zeros((*shape, kind_count))
+    first, last = np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool)
+    ranks, earliest = np.zeros(shape), np.zeros(shape)
+    for i, row in enumerate(rows):
+        for j, kind in enumerate(row):
+            layers[i, j] = kind.layers
+            first[i, j], last[i, j] = kind.first, kind.last
+            ranks[i, j], earliest[i, j] = kind.ranks, kind.earliest
+    return Splits(of_plan=of_plan, layers=layers, first=first, last=last, ranks=ranks, earliest=earliest)

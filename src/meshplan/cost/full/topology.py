@@ -1,0 +1,83 @@
+"""Where the ranks of a group sit: how many on one node, over how many nodes, on which links."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from meshplan.cluster.cluster import Cluster
+from meshplan.plan.plans import Ints, Plans
+
+DENSE = ("tp", "cp", "dp", "pp")
+EXPERT = ("etp", "ep", "edp", "pp")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """One group of a plan, for each plan: ``size`` ranks, ``per_node`` of them in one scale-up
+    domain, so ``size / per_node`` domains."""
+
+    size: Ints
+    per_node: Ints
+
+    @property
+    def nodes(self) -> Ints:
+        """Scale-up domains the group reaches over."""
+        return np.maximum(-(-self.size // self.per_node), 1)
+
+
+def spans(plans: Plans) -> dict[str, Ints]:
+    """For each dimension, the distance in ranks between neighbours: the product of all inside it.
+
+    ``ep`` in the order places the experts' groups; attention's dimensions skip it, and the experts'
+    mesh is ``etp`` where ``tp`` stands, ``edp`` where ``dp`` stands (folding, arXiv 2504.14960).
+    """
+    dense = {"tp": plans.tp, "cp": plans.cp, "dp": plans.dp, "pp": plans.pp}
+    expert = {"tp": plans.etp, "ep": plans.ep, "dp": plans.edp, "pp": plans.pp}
+    names = {"tp": "etp", "ep": "ep", "dp": "edp"}
+    out: dict[str, Ints] = {}
+    inner = np.ones(len(plans), dtype=np.int64)
+    for dim in plans.order:
+        if dim in dense:
+            out[dim] = inner
+            inner = inner * dense[dim]
+    inner = np.ones(len(plans), dtype=np.int64)
+    for dim in plans.order:
+        if dim in expert:
+            if dim != "pp":
+                out[names[dim]] = inner
+            inner = inner * expert[dim]
+    if "ep" not in out:  # an order without ep: just outside tp
+        out["ep"] = plans.etp
+        out["edp"] = plans.etp * plans.ep
+        out["etp"] = np.ones(len(plans), dtype=np.int64)
+    return out
+
+
+def group(size: Ints, span: Ints, domain: int) -> Group:
+    """The group of ``size`` ranks that stand ``span`` apart, on scale-up domains of ``domain``."""
+    room = np.maximum(domain // np.maximum(span, 1), 1)
+    return Group(size=size, per_node=np.minimum(size, room))
+
+
+def joint_group(inner: Ints, outer: Ints, inner_span: Ints, outer_span: Ints, domain: int) -> Group:
+    """A group over two dimensions (``dp × cp``): what both have on one domain."""
+    a = group(inner, inner_span, domain)
+    b = group(outer, outer_span, domain)
+    return Group(size=inner * outer, per_node=np.minimum(a.per_node * b.per_node, domain))
+
+
+def link_bandwidth(cluster: Cluster, reach: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Bytes/s per GPU and direction of the narrowest tier that groups spanning ``reach`` ranks cross,
+    scale-up domain left out."""
+    outer = cluster.tiers[1:]
+    if not outer:
+        return np.full(reach.shape, cluster.tiers[0].bandwidth)
+    bandwidth = np.full(reach.shape, outer[0].bandwidth)
+    narrowest = outer[0].bandwidth
+    for below, tier in zip(outer, outer[1:], strict=False):
+        narrowest = min(narrowest, tier.bandwidth)
+        bandwidth = np.where(reach > below.span, narrowest, bandwidth)
+    return bandwidth

@@ -1,0 +1,1 @@
+"""Estimates held against measured runs."""

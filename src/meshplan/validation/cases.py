@@ -1,0 +1,267 @@
+"""A measured run as model, cluster, workload, plan and stack; or the reason why it cannot be one."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+
+from meshplan.cluster.cluster import Cluster
+from meshplan.cluster.presets import cluster_of, load_gpu
+from meshplan.cost.full.stack import Stack, load_stack
+from meshplan.errors import InputError, MeshplanError
+from meshplan.model.layers import Attention, LatentAttention, Layer, Mlp, Moe
+from meshplan.model.model import Model
+from meshplan.plan.kinds import CpKind, Recompute, Schedule, Sharding
+from meshplan.plan.plans import ALL_LAYERS, AUTO_LAYERS, Plan
+from meshplan.plan.workload import Workload
+from meshplan.validation.rows import Row, noted
+from meshplan.validation.sources import Source, source_of
+
+SHARDINGS = {
+    "none": Sharding.DDP, "ddp": Sharding.DDP, "": Sharding.DDP, "zero1": Sharding.ZERO1, "zero2": Sharding.ZERO2,
+    "zero3": Sharding.ZERO3, "fsdp": Sharding.ZERO3, "fsdp(zero3)": Sharding.ZERO3, "hsdp": Sharding.ZERO3,
+}  # fmt: skip
+SCHEDULES = (
+    (r"\bzb-?2p|zb-h2", Schedule.ZB_H2), (r"\bzb-?1p|zb-h1", Schedule.ZB_H1), (r"\bzbv\b|zb-v|v-zb", Schedule.ZB_V),
+    (r"v-half", Schedule.V_HALF), (r"v-min", Schedule.V_MIN), (r"dualpipev", Schedule.DUALPIPE_V),
+    (r"dualpipe", Schedule.DUALPIPE), (r"gpipe", Schedule.GPIPE),
+)  # fmt: skip
+MODULES = {
+    "norm": Recompute.NORM, "layernorm": Recompute.NORM, "moe_act": Recompute.MOE_ACT, "act": Recompute.MOE_ACT,
+    "mla_up_proj": Recompute.MLA_UP_PROJ, "up_proj": Recompute.MLA_UP_PROJ, "mlp": Recompute.MLP, "moe": Recompute.MOE,
+    "shared_expert": Recompute.SHARED_EXPERTS, "shared_experts": Recompute.SHARED_EXPERTS,
+    "core_attn": Recompute.CORE_ATTN,
+}  # fmt: skip
+
+
+class SkippedError(Exception):
+    """A row that cannot be evaluated; the message is the reason rows are counted under."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """One measured run, ready to be priced."""
+
+    row: Row
+    model: Model
+    cluster: Cluster
+    workload: Workload
+    plan: Plan
+    stack: Stack
+    source: Source
+    step_s: float | None
+    peak_bytes: float | None
+    memory_kind: str
+    """``allocated`` (tensors), ``reserved`` (by PyTorch's allocator) or ``device`` (nvidia-smi)."""
+    out_of_memory: bool
+    assumed: tuple[str, ...]
+    """What the row leaves open and was filled in."""
+
+
+def case_of(row: Row, *, stack: str | None = None) -> Case:
+    """``row`` as a case. Raises ``SkippedError`` with the reason."""
+    source = source_of(row)
+    if source.skip:
+        raise SkippedError(source.skip)
+    assumed: list[str] = []
+    model = _model(row)
+    plan = _plan(row, model, assumed)
+    cluster = _cluster(row, source, plan)
+    precision = _precision(row.text["precision"])
+    gbs = row.whole("gbs")
+    if gbs is None:
+        raise SkippedError("global batch missing")
+    try:
+        workload = Workload(seq=_needed(row, "seq"), gbs=gbs, precision=precision)
+    except InputError as error:
+        raise SkippedError(str(error)) from None
+    step = row["step_s"]
+    if step is None and row["tokens_s_gpu"]:
+        step = workload.tokens / (row["tokens_s_gpu"] * cluster.gpus)
+    peak = row["peak_gib"]
+    oom = bool(noted(row, r"\bOOM\b")) and step is None
+    if step is None and peak is None and not oom:
+        raise SkippedError("no measured time or memory")
+    chosen = load_stack(stack) if stack else switches(row, source)
+    return Case(
+        row=row, model=model, cluster=cluster, workload=workload, plan=plan, stack=chosen, source=source, step_s=step,
+        peak_bytes=None if peak is None or oom else peak * 2**30, memory_kind=_memory_kind(row, source), out_of_memory=oom, assumed=tuple(assumed),
+    )  # fmt: skip
+
+
+def _memory_kind(row: Row, source: Source) -> str:
+    """Which memory the row's peak is: the notes say it, or else the source's habit."""
+    for pattern, kind in ((r"nvidia-smi", "device"), (r"max ALLOCATED|max_allocated|max-allocated|torch max", "allocated"),
+                          (r"max RESERVED|mem=max reserved|peak reserved|reserved", "reserved")):
+        if noted(row, pattern):
+            return kind
+    return source.memory
+
+
+def _needed(row: Row, column: str) -> int:
+    value = row.whole(column)
+    if not value:
+        raise SkippedError(f"{column} missing")
+    return value
+
+
+def _precision(text: str) -> str:
+    low = text.lower()
+    for name in ("nvfp4", "mxfp8"):
+        if low.startswith(name):
+            return name
+    if low.startswith("fp8"):
+        return "fp8"
+    return low if low in ("bf16", "fp16", "fp32") else "bf16"
+
+
+def _model(row: Row) -> Model:
+    """The model from the row's dimensions."""
+    layers, hidden, heads = (_needed(row, c) for c in ("layers", "hidden", "heads"))
+    vocab = row.whole("vocab")
+    if not vocab:
+        raise SkippedError("vocabulary missing")
+    if noted(row, r"dims not filled|hybrid|linear-attention|sparse attention|LatentMoE|\bDSA\b|layers counts sublayers"):
+        raise SkippedError("architecture not described by the row's dimensions")
+    ffn, gated = row.whole("ffn"), bool(row.whole("gated", 1))
+    experts = row.whole("experts", 0) or 0
+    attention = _attention(row, hidden, heads)
+    dense = Layer(attention=attention, mlp=Mlp(width=ffn, gated=gated), norm_bias=not gated) if ffn else None
+    if not experts:
+        if dense is None:
+            raise SkippedError("ffn missing")
+        stack = (dense,) * layers
+    else:
+        moe = Moe(
+            experts=experts, topk=_needed(row, "topk"), width=_needed(row, "moe_ffn"), gated=gated,
+            shared_width=row.whole("shared_ffn", 0) or 0,
+        )  # fmt: skip
+        routed = Layer(attention=attention, mlp=moe)
+        first = row.whole("dense_layers", 0) or 0
+        if first and dense is None:
+            raise SkippedError("ffn missing")
+        stack = (dense,) * min(first, layers) + (routed,) * (layers - first) if dense else (routed,) * layers
+    tied = bool(noted(row, r"tied emb")) and not noted(row, r"untied")
+    mtp = (stack[-1],) if noted(row, r"\bMTP1?\b") and not noted(row, r"no MTP") else ()
+    return Model(name=row.text["model"], hidden=hidden, vocab=vocab, layers=stack, tied_embeddings=tied, mtp=mtp)
+
+
+def _attention(row: Row, hidden: int, heads: int) -> Attention | LatentAttention:
+    if row.whole("mla", 0):
+        # DeepSeek's family: one latent geometry for all; the small models project q directly.
+        return LatentAttention(
+            heads=heads, q_rank=None if hidden <= 2048 else 1536, kv_rank=512, nope_dim=128, rope_dim=64, v_dim=128
+        )
+    head_dim = row.whole("head_dim") or hidden // heads
+    return Attention(heads=heads, kv_heads=row.whole("kv_heads") or heads, head_dim=head_dim)
+
+
+def _plan(row: Row, model: Model, assumed: list[str]) -> Plan:
+    gpus = _needed(row, "gpus")
+    tp, cp, pp = (row.whole(c) for c in ("tp", "cp", "pp"))
+    if tp is None or pp is None:
+        raise SkippedError("parallel degrees missing")
+    cp = cp or 1
+    vp = row.whole("vp", 1) or 1
+    dp = row.whole("dp") or max(gpus // (tp * cp * pp), 1)
+    if tp * cp * pp * dp != gpus:
+        raise SkippedError("degrees do not multiply to the GPU count")
+    gbs, mbs = row.whole("gbs"), row.whole("mbs")
+    sharding = SHARDINGS.get(row.text["sharding"].lower())
+    if sharding is None:
+        raise SkippedError(f"sharding {row.text['sharding']!r} not modelled")
+    if gbs is None:
+        raise SkippedError("global batch missing")
+    if mbs is None:
+        assumed.append("micro-batch")
+        mbs = max(gbs // dp, 1) if pp == 1 and sharding == Sharding.ZERO3 else 1
+    ep = row.whole("ep", 1) or 1
+    etp = row.whole("etp") or 1
+    if tp * cp * dp % (ep * etp):
+        raise SkippedError("ep · etp does not divide tp · cp · dp")
+    layers, modules = _recompute(row, model, pp, assumed)
+    if pp == 1:
+        vp = 1
+    schedule = Schedule.INTERLEAVED if vp > 1 else Schedule.ONE_F_ONE_B
+    for pattern, code in SCHEDULES:
+        if noted(row, pattern):
+            schedule = code
+            vp = 2 if code in (Schedule.ZB_V, Schedule.V_HALF, Schedule.V_MIN, Schedule.DUALPIPE_V) else vp
+            break
+    sp = row.whole("sp")
+    kind = CpKind.RING
+    if noted(row, r"ulysses"):
+        kind = CpKind.ULYSSES
+    return Plan(
+        tp=tp, sp=bool(sp) if sp is not None else bool(tp > 1), cp=cp, cp_kind=kind, pp=pp, vp=vp, schedule=schedule,
+        dp=dp, sharding=sharding, ep=ep, etp=etp, mbs=mbs, recompute_layers=layers, recompute_modules=modules,
+        replicas=_replicas(row, dp),
+    )  # fmt: skip
+
+
+def _replicas(row: Row, dp: int) -> int:
+    if row.text["sharding"].lower() != "hsdp":
+        return 1
+    per_node = row.whole("gpus_per_node", 8) or 8
+    return max(dp // per_node, 1)
+
+
+def _recompute(row: Row, model: Model, pp: int, assumed: list[str]) -> tuple[int, Recompute]:
+    how = row.text["recompute"].lower()
+    if how == "full":
+        return ALL_LAYERS, Recompute.NONE
+    named = re.search(r"recompute=([a-z_+]+)", row.text["notes"])
+    modules = Recompute.NONE
+    if named:
+        for word in named.group(1).split("+"):
+            modules |= MODULES.get(word, Recompute.NONE)
+        return 0, modules
+    if how == "selective":
+        if noted(row, r"every 2nd"):
+            return -(-len(model.layers) // pp // 2), Recompute.NONE
+        return 0, Recompute.CORE_ATTN
+    if how == "none":
+        return 0, Recompute.NONE
+    assumed.append("recompute")
+    return AUTO_LAYERS, Recompute.NONE
+
+
+def _cluster(row: Row, source: Source, plan: Plan) -> Cluster:
+    try:
+        gpu = load_gpu(row.text["gpu"])
+    except MeshplanError:
+        raise SkippedError(f"unknown GPU {row.text['gpu']!r}") from None
+    gpus = _needed(row, "gpus")
+    nic = source.nic_bytes or _noted_nic(row) or gpu.nic_bandwidth
+    per_node = row.whole("gpus_per_node")
+    domain = per_node if per_node and gpu.scaleup_domain == gpu.gpus_per_host else None
+    if domain and gpus > domain and gpus % domain:
+        domain = next(n for n in range(domain, 0, -1) if gpus % n == 0)
+    return cluster_of(gpu.name, gpus, gpus_per_node=domain, nic=nic)
+
+
+def _noted_nic(row: Row) -> float | None:
+    """Network bytes/s per GPU and direction, where the notes tell it."""
+    match = re.search(r"(?:(\d+)x)?(\d+)\s*Gb(?:ps|/s)?[^;]{0,20}?/(node|GPU)", row.text["notes"])
+    if not match:
+        return None
+    total = int(match.group(1) or 1) * int(match.group(2)) * 1e9 / 8
+    per = (row.whole("gpus_per_node") or 8) if match.group(3) == "node" else 1
+    return total / per
+
+
+def switches(row: Row, source: Source) -> Stack:
+    """The source's stack with what the row's own notes switch on or off."""
+    stack = load_stack(source.stack)
+    if noted(row, r"cuda_graph=|full CUDA graph"):
+        stack = replace(stack, cuda_graph=True)
+    if noted(row, r"hybridep|deepep"):
+        stack = replace(stack, dispatcher="dedup")
+    if noted(row, r"moe_a2a_overlap"):
+        stack = replace(stack, ep_exposed=min(stack.ep_exposed, 0.1))
+    if noted(row, r"CE fusion|cross-entropy fusion"):
+        stack = replace(stack, loss_bytes=2.0, loss_traffic=10.0)
+    if noted(row, r"no TP/PP comm overlap|no TP userbuffer"):
+        stack = replace(stack, tp_exposed=1.0)
+    return stack

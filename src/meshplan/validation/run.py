@@ -1,0 +1,78 @@
+"""Prices every row of a file, and keeps what was skipped and why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from meshplan.cost.costs import Costs
+from meshplan.cost.full.model import FullModel
+from meshplan.errors import MeshplanError
+from meshplan.plan.plans import Plans
+from meshplan.validation.cases import Case, SkippedError, case_of
+from meshplan.validation.rows import Row
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """One row priced: what was measured and what is estimated, seconds and bytes."""
+
+    case: Case
+    step_s: float
+    memory_bytes: float
+    """As the source counts it: allocated, reserved or on the device (``Case.memory_kind``)."""
+    device_bytes: float
+    limit_bytes: float
+    costs: Costs
+
+    @property
+    def step_error(self) -> float | None:
+        """Estimated over measured step time, less 1."""
+        return None if not self.case.step_s else self.step_s / self.case.step_s - 1
+
+    @property
+    def memory_error(self) -> float | None:
+        """Estimated over measured peak memory, less 1."""
+        return None if not self.case.peak_bytes else self.memory_bytes / self.case.peak_bytes - 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """All rows of a file: outcomes, and reasons with how many rows each."""
+
+    rows: int
+    outcomes: tuple[Outcome, ...]
+    skipped: Counter[str]
+    first_skip: tuple[int, str] | None
+
+
+def run(rows: Iterable[Row], *, keep: Callable[[Row], bool] = lambda row: True, stack: str | None = None) -> Run:
+    """Prices the rows that ``keep`` lets through."""
+    outcomes: list[Outcome] = []
+    skipped: Counter[str] = Counter()
+    first_skip: tuple[int, str] | None = None
+    count = 0
+    for row in rows:
+        count += 1
+        if not keep(row):
+            skipped["not selected"] += 1
+            continue
+        try:
+            outcomes.append(price(case_of(row, stack=stack)))
+        except (SkippedError, MeshplanError) as reason:
+            skipped[str(reason)] += 1
+            first_skip = first_skip or (row.line, str(reason))
+    return Run(rows=count, outcomes=tuple(outcomes), skipped=skipped, first_skip=first_skip)
+
+
+def price(case: Case) -> Outcome:
+    """The estimate for one case."""
+    costs = FullModel(stack=case.stack).price(case.model, case.cluster, case.workload, Plans.of(case.plan))
+    device = float(costs.memory_bytes[0])
+    left_out = {"allocated": ("fragmentation", "context and NCCL"), "reserved": ("context and NCCL",), "device": ()}
+    counted = device - sum(float(costs.memory[part][0]) for part in left_out[case.memory_kind])
+    return Outcome(
+        case=case, step_s=float(costs.step_s[0]), memory_bytes=counted, device_bytes=device,
+        limit_bytes=costs.memory_limit_bytes, costs=costs,
+    )  # fmt: skip

@@ -1,0 +1,50 @@
+"""Which software stack a source of measurements ran, and what its machines were."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+from meshplan.validation.rows import Row
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
+    """One rule: rows whose columns match get ``stack``; ``skip`` says why such rows cannot be used."""
+
+    stack: str
+    source: str = ""
+    notes: str = ""
+    gpu: str = ""
+    release: str = ""
+    precision: str = ""
+    sharding: str = ""
+    nic_bytes: float = 0.0
+    memory: str = "reserved"
+    """What the source's peak memory is where the row does not say."""
+    skip: str = ""
+    why: str = ""
+
+    def matches(self, row: Row) -> bool:
+        """Whether every pattern of the rule is found in its column."""
+        return all(
+            not pattern or re.search(pattern, row.text[column], flags=re.IGNORECASE)
+            for column, pattern in (
+                ("source", self.source), ("notes", self.notes), ("gpu", self.gpu), ("release", self.release),
+                ("precision", self.precision), ("sharding", self.sharding),
+            )
+        )  # fmt: skip
+
+
+@cache
+def _rules() -> tuple[Source, ...]:
+    text = (resources.files("meshplan.validation") / "data" / "sources.toml").read_text(encoding="utf-8")
+    return tuple(Source(**rule) for rule in tomllib.loads(text)["rule"])
+
+
+def source_of(row: Row) -> Source:
+    """The first rule that fits; the last one fits everything."""
+    return next(rule for rule in _rules() if rule.matches(row))
