@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -95,12 +94,15 @@ def draw_mesh(
     mesh: Mesh,
     gpus_per_node: int,
     *,
-    width: int | None = None,
+    width: int = 100,
     ink: Ink | None = None,
     rank: int | None = None,
 ) -> str:
-    """The mesh as text ``width`` columns wide (default: the terminal's), folded where ranks are many."""
-    columns = max(width or shutil.get_terminal_size((100, 24)).columns, 40)
+    """The mesh as text of about ``width`` columns, folded where ranks are many; ``rank`` adds its details.
+
+    Raises ``InputError`` for a rank that is not there.
+    """
+    columns = max(width, 40)
     ink = ink or Ink()
     parts = [_title(mesh, gpus_per_node, ink), _node_map(mesh, gpus_per_node, columns, ink)]
     parts.append(_group_table(mesh, gpus_per_node, columns, ink))
@@ -114,7 +116,7 @@ def _title(mesh: Mesh, gpus_per_node: int, ink: Ink) -> list[str]:
     where = f"on {nodes:,} nodes of {gpus_per_node}" if nodes > 1 else f"on one node of {gpus_per_node}"
     sep = f" {ink.times} "
     dense = sep.join(f"{dim} {mesh.sizes[dim]}" for dim in reversed(mesh.dense_dims))
-    lines = [f"{mesh.size:,} ranks {where}, from inside out {dense}"]
+    lines = [f"{mesh.size:,} {'rank' if mesh.size == 1 else 'ranks'} {where}, from inside out {dense}"]
     if mesh.experts is not None:
         experts = sep.join(f"{dim} {mesh.sizes[dim]}" for dim in reversed(mesh.expert_dims))
         lines.append(f"the same ranks in MoE layers: {experts}")
