@@ -9,6 +9,7 @@ from typing import NamedTuple
 import cyclopts
 
 import meshplan
+from meshplan.cli.help import HelpFormatter
 from meshplan.cli.sentences import sentence
 from meshplan.errors import MeshplanError
 
@@ -43,11 +44,11 @@ def build() -> cyclopts.App:
         name="meshplan",
         version=f"meshplan {meshplan.__version__}",
         help="Plan how to lay an LLM training run out over GPUs.",
-        help_formatter="plain",
+        help_formatter=HelpFormatter(),
         result_action="return_value",
     )
     for command in COMMANDS:
-        app.command(command.app, name=command.name, help=command.help)
+        app.command(command.app, name=command.name)
     return app
 
 

@@ -2,11 +2,15 @@
 
 import math
 from collections.abc import Callable, Sequence
+from enum import IntEnum
 from typing import Annotated, Any, Literal, TypeVar
 
 from cyclopts import Parameter, Token
 
-from meshplan.errors import InputError, shown
+from meshplan.errors import InputError, nearest, shown
+from meshplan.plan.kinds import Recompute
+from meshplan.plan.mesh import read_order as mesh_order
+from meshplan.plan.plans import ALL_LAYERS, AUTO_LAYERS
 
 MOST = 10**12
 """Beyond any sequence, batch or cluster."""
@@ -14,6 +18,7 @@ MOST_DEGREE = 10**7
 MOST_VALUES = 100
 
 T = TypeVar("T")
+E = TypeVar("E", bound=IntEnum)
 
 
 def read_count(text: str, what: str, *, most: int = MOST) -> int:
@@ -52,7 +57,7 @@ def read_fraction(text: str, what: str) -> float:
     return value
 
 
-def option(read: Callable[[str, str], Any], *, many: bool = False) -> Parameter:
+def option(read: Callable[[str, str], Any], *, many: bool = False, metavar: str = "N") -> Parameter:
     """A cyclopts parameter read by ``read(text, flag)``; ``many``: a comma-separated list, repeatable."""
 
     def convert(_type: Any, tokens: Sequence[Token]) -> Any:
@@ -61,12 +66,61 @@ def option(read: Callable[[str, str], Any], *, many: bool = False) -> Parameter:
         parts = [p for t in tokens for p in read_list(t.value, t.keyword or "the argument", read)]
         return tuple(dict.fromkeys(parts))
 
-    return Parameter(converter=convert, n_tokens=1, accepts_keys=False, negative=())
+    return Parameter(
+        converter=convert, n_tokens=1, accepts_keys=False, negative=(), show_choices=False, metavar=metavar
+    )
 
 
 Count = Annotated[int, option(read_count)]
 """A positive whole number."""
-Degrees = Annotated[tuple[int, ...] | None, option(read_degree, many=True)]
-"""One value or a comma-separated list of values for a dimension of the plan."""
 Format = Literal["table", "json", "csv", "markdown"]
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="Same as --format json.")]
+
+
+def read_kind(kind: type[E]) -> Callable[[str, str], E]:
+    """A reader of the labels of ``kind`` (``1f1b``, ``zero1`` …)."""
+    by_label: dict[str, E] = {member.label: member for member in kind}  # type: ignore[attr-defined]
+
+    def read(text: str, what: str) -> E:
+        found = by_label.get(text.lower())
+        if found is None:
+            close = nearest(text, by_label, 2)
+            ask = f"; did you mean {' or '.join(close)}?" if close else ""
+            raise InputError(f"{what} {shown(text)} is not one of {', '.join(by_label)}{ask}")
+        return found
+
+    return read
+
+
+def read_recompute(text: str, what: str) -> tuple[int, Recompute]:
+    """Layers a stage recomputes, modules, or both: ``auto``, ``none``, ``all``, ``8``, ``core-attn+norm``."""
+    layers, modules = 0, Recompute.NONE
+    by_name = {m.name.lower().replace("_", "-"): m for m in Recompute if m.name}
+    words = {"none": 0, "auto": AUTO_LAYERS, "all": ALL_LAYERS}
+    for part in text.lower().split("+"):
+        if part in words:
+            layers = words[part]
+        elif part in by_name:
+            modules |= by_name[part]
+        elif part.isdecimal() and part.isascii():
+            layers = min(read_count(part, what), ALL_LAYERS) if part.strip("0") else 0
+        else:
+            known = [*words, *by_name]
+            close = nearest(part, known, 2)
+            ask = f"; did you mean {' or '.join(close)}?" if close else ""
+            raise InputError(
+                f"{what} {shown(part)} is not a number of layers or one of {', '.join(known)}{ask}"
+            )
+    return layers, modules
+
+
+def read_order(text: str, what: str) -> tuple[str, ...]:
+    """Dimensions from inside out, joined by dashes; ``ep``, if left out, goes just inside ``dp``."""
+    try:
+        names = list(mesh_order(text, {"tp": 2, "cp": 2, "dp": 2, "pp": 2}))
+    except InputError as error:
+        raise InputError(f"{what}: {error}") from None
+    if "ep" not in text.lower().split("-"):
+        names.remove("ep")
+        names.insert(names.index("dp"), "ep")
+    return tuple(names)

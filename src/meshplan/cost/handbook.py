@@ -86,6 +86,7 @@ class Handbook:
         dense = self._dense(model, workload)
         _check(plans, dense)
         limit = cluster.memory_bytes
+        peak = cluster.gpu.peak(workload.precision)
         tp, cp, pp, dp = (getattr(plans, c).astype(np.float64) for c in ("tp", "cp", "pp", "dp"))
         mbs = plans.mbs.astype(np.float64)
         micro_batches = workload.gbs / (dp * mbs)
@@ -94,7 +95,7 @@ class Handbook:
 
         memory, recomputed = _memory(dense, plans, stage_layers, micro_batches, seq, limit)
         bandwidth = _bandwidths(cluster, plans)
-        flops_per_s = cluster.gpu.peak_flops["bf16"] * self.matmul_efficiency
+        flops_per_s = peak * self.matmul_efficiency
         flop_s = seq * mbs / tp / flops_per_s  # seconds for one FLOP a token on every token of a micro-batch
 
         layer = 6 * (dense.parameters - (1 if dense.tied else 2) * dense.vocab * dense.hidden) / dense.layers
@@ -123,7 +124,7 @@ class Handbook:
             step_s=step,
             memory_bytes=sum(memory.values(), np.zeros(len(plans))),
             memory_limit_bytes=limit,
-            mfu=useful / (step * cluster.gpus * cluster.gpu.peak_flops["bf16"]),
+            mfu=useful / (step * cluster.gpus * peak),
             time={
                 "compute": micro_batches * average,
                 "recompute": micro_batches * recompute,
@@ -203,7 +204,7 @@ def _memory(
 
     asked = np.minimum(plans.recompute_layers, stage_layers)
     recomputed = np.where(plans.recompute_layers == AUTO_LAYERS, fewest, asked)
-    parts = {"weights_gradients": 4 * own, "optimizer": optimizer, "activations": activations(recomputed)}
+    parts = {"weights_and_gradients": 4 * own, "optimizer": optimizer, "activations": activations(recomputed)}
     return parts, recomputed
 
 

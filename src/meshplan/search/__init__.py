@@ -1,1 +1,1 @@
-"""The search room."""
+"""Search: enumerate the plans of a space, drop the invalid, price the rest, rank them."""

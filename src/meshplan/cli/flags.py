@@ -1,0 +1,80 @@
+"""The flags of one planning question, shared by every command that asks one.
+
+A command takes ``ClusterFlags``, ``WorkloadFlags`` and ``SpaceFlags`` as parameters; cyclopts shows their
+fields as its own flags. A flag that was not given is ``None``, so that a job file can supply it.
+"""
+
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Literal
+
+from cyclopts import Group, Parameter
+
+from meshplan.cli.options import option, read_count, read_degree, read_kind, read_order, read_recompute
+from meshplan.plan.kinds import Recompute, Schedule, Sharding
+
+OptionalCount = Annotated[int | None, option(read_count)]
+Degrees = Annotated[tuple[int, ...] | None, option(read_degree, many=True)]
+Schedules = Annotated[tuple[Schedule, ...] | None, option(read_kind(Schedule), many=True, metavar="NAME")]
+Shardings = Annotated[tuple[Sharding, ...] | None, option(read_kind(Sharding), many=True, metavar="NAME")]
+Recomputes = Annotated[
+    tuple[tuple[int, Recompute], ...] | None, option(read_recompute, many=True, metavar="HOW")
+]
+Order = Annotated[tuple[str, ...] | None, option(read_order, metavar="DIMS")]
+
+
+@Parameter(name="*", group=Group("Cluster", sort_key=1))
+@dataclass(kw_only=True)
+class ClusterFlags:
+    """What the run is planned for."""
+
+    gpu: Annotated[str | None, Parameter(metavar="NAME", help="GPU preset; see `meshplan gpus`.")] = None
+    gpus: Annotated[OptionalCount, Parameter(help="Number of GPUs.")] = None
+    gpus_per_node: Annotated[OptionalCount, Parameter(help="GPUs in a node (default: the GPU's own).")] = None
+    nic: Annotated[
+        str | None, Parameter(metavar="RATE", help="Network of a GPU, one direction: '400 Gb/s', '50 GB/s'.")
+    ] = None
+    cluster: Annotated[
+        str | None, Parameter(help="Cluster file (YAML or TOML) instead of the flags above.")
+    ] = None
+
+
+@Parameter(name="*", group=Group("Workload", sort_key=2))
+@dataclass(kw_only=True)
+class WorkloadFlags:
+    """What one step trains on."""
+
+    seq: Annotated[OptionalCount, Parameter(help="Tokens in a sequence.")] = None
+    gbs: Annotated[OptionalCount, Parameter(help="Sequences in the global batch.")] = None
+    precision: Annotated[
+        Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4", "fp32"] | None,
+        Parameter(metavar="NAME", help="Of the matrix multiplications (default: bf16)."),
+    ] = None
+
+
+@Parameter(name="*", group=Group("Space (one value, or values to try: 2,4,8)", sort_key=3))
+@dataclass(kw_only=True)
+class SpaceFlags:
+    """The plans to look at; a dimension not given takes every sensible value."""
+
+    tp: Annotated[Degrees, Parameter(help="Tensor parallel.")] = None
+    cp: Annotated[Degrees, Parameter(help="Context parallel.")] = None
+    pp: Annotated[Degrees, Parameter(help="Pipeline parallel.")] = None
+    dp: Annotated[Degrees, Parameter(help="Data parallel.")] = None
+    vp: Annotated[Degrees, Parameter(help="Virtual stages of a pipeline rank.")] = None
+    ep: Annotated[Degrees, Parameter(help="Expert parallel.")] = None
+    etp: Annotated[Degrees, Parameter(help="Tensor parallel of the experts.")] = None
+    mbs: Annotated[Degrees, Parameter(help="Sequences in a micro-batch.")] = None
+    schedule: Annotated[
+        Schedules, Parameter(help=f"Pipeline schedule: {', '.join(s.label for s in Schedule)}.")
+    ] = None
+    sharding: Annotated[Shardings, Parameter(help="Of data parallel: ddp, zero1, zero2, zero3.")] = None
+    recompute: Annotated[
+        Recomputes,
+        Parameter(help="auto, none, all, a number of layers a stage, or modules joined by +."),
+    ] = None
+    order: Annotated[Order, Parameter(help="Dimensions from inside out, such as tp-cp-ep-dp-pp.")] = None
+
+
+def given(flags: Any) -> dict[str, Any]:
+    """The fields of a group of flags that were given."""
+    return {f.name: getattr(flags, f.name) for f in fields(flags) if getattr(flags, f.name) is not None}

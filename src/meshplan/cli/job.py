@@ -1,0 +1,143 @@
+"""Job files: one YAML or TOML file with model, cluster, workload and space.
+
+A complete example::
+
+    model: meta-llama/Llama-3.1-70B   # a preset, a path or a hub name, as on the command line
+    cluster:                          # or the path of a cluster file, from this file's folder
+      gpu: h100-sxm
+      gpus: 64
+    workload:
+      seq: 8192
+      gbs: 512
+      precision: bf16                 # may be left out
+    space:                            # may be left out: every sensible value
+      tp: [2, 4, 8]
+      pp: 4
+      sharding: zero1
+      recompute: [auto, none]
+      order: tp-cp-ep-dp-pp
+    cost_model: handbook              # may be left out
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from meshplan.cli.options import (
+    read_count,
+    read_degree,
+    read_kind,
+    read_list,
+    read_order,
+    read_recompute,
+)
+from meshplan.cluster.files import parse_table
+from meshplan.errors import InputError, nearest, shown
+from meshplan.files import read_text
+from meshplan.plan.kinds import Schedule, Sharding
+from meshplan.plan.space import DEGREES
+
+SUFFIXES = (".yaml", ".yml", ".toml")
+KEYS = ("model", "cluster", "workload", "space", "cost_model")
+WORKLOAD: Mapping[str, Callable[[str, str], Any]] = {
+    "seq": read_count,
+    "gbs": read_count,
+    "precision": lambda text, what: text,
+}
+SPACE: Mapping[str, Callable[[str, str], Any]] = {
+    **dict.fromkeys(DEGREES, read_degree),
+    "schedule": read_kind(Schedule),
+    "sharding": read_kind(Sharding),
+    "recompute": read_recompute,
+    "order": read_order,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """What a job file says; parts that it leaves out are empty."""
+
+    path: str
+    model: str | None = None
+    cluster: Mapping[str, Any] | str | None = None
+    """An inline table, or the path of a cluster file, already relative to the job file's folder."""
+    workload: Mapping[str, Any] = field(default_factory=dict)
+    space: Mapping[str, Any] = field(default_factory=dict)
+    """Field of ``Space`` → value."""
+    cost_model: str | None = None
+
+    @property
+    def where(self) -> str:
+        """The file, for messages."""
+        return f"job file '{self.path}'"
+
+
+def is_job_file(text: str) -> bool:
+    """Whether a model argument can only be meant as a job file."""
+    return text.lower().endswith(SUFFIXES)
+
+
+def load_job(path: str) -> Job:
+    """The job that a file describes; raises ``InputError`` with file, place and nearest known key."""
+    where = f"job file '{path}'"
+    table = parse_table(
+        read_text(path, limit_bytes=1 << 20, what="job file"), toml=_is_toml(path), where=where
+    )
+    _check_keys(table, KEYS, where)
+    model, cluster = table.get("model"), table.get("cluster")
+    for key in ("model", "cost_model"):
+        if table.get(key) is not None and not isinstance(table[key], str):
+            raise InputError(f"{where}: {key} must be a name, not {shown(table[key])}")
+    if cluster is not None and not isinstance(cluster, str | Mapping):
+        raise InputError(
+            f"{where}: cluster must be a table or the path of a cluster file, not {shown(cluster)}"
+        )
+    folder = Path(path).parent
+    if isinstance(model, str) and model.startswith("."):
+        model = str(folder / model)
+    return Job(
+        path=path,
+        model=model,
+        cluster=str(folder / cluster) if isinstance(cluster, str) else cluster,
+        workload=_section(table, "workload", WORKLOAD, where),
+        space=_section(table, "space", SPACE, where),
+        cost_model=table.get("cost_model"),
+    )
+
+
+def _section(table: Mapping[str, Any], name: str, readers: Mapping[str, Any], where: str) -> dict[str, Any]:
+    found = table.get(name) or {}
+    if not isinstance(found, Mapping):
+        raise InputError(f"{where}: {name} must be a table, not {shown(found)}")
+    _check_keys(found, tuple(readers), f"{where}: {name}")
+    lists = name == "space"
+    return {
+        key: _value(value, f"{where}: {name}.{key}", readers[key], many=lists and key != "order")
+        for key, value in found.items()
+    }
+
+
+def _value(value: Any, what: str, read: Callable[[str, str], Any], *, many: bool) -> Any:
+    """A YAML value through the reader of the flag of the same name."""
+    items = value if many and isinstance(value, list) else [value]
+    if not items:
+        raise InputError(f"{what} is an empty list")
+    for item in items:
+        if isinstance(item, bool) or not isinstance(item, str | int):
+            raise InputError(f"{what} must be a number or a name, not {shown(item)}")
+    if not many:
+        return read(str(value), what)
+    return tuple(dict.fromkeys(v for item in items for v in read_list(str(item), what, read)))
+
+
+def _check_keys(table: Mapping[Any, Any], known: tuple[str, ...], where: str) -> None:
+    for key in table:
+        if key not in known:
+            close = nearest(str(key), known, 2)
+            ask = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known)}"
+            raise InputError(f"{where}: unknown key {shown(key)}; {ask}")
+
+
+def _is_toml(path: str) -> bool:
+    return path.lower().endswith(".toml")

@@ -1,0 +1,102 @@
+"""``meshplan plan``: the ranked ways to lay a run out."""
+
+import json
+import sys
+from typing import Annotated
+
+import cyclopts
+from cyclopts import Parameter
+
+from meshplan.cli.flags import ClusterFlags, SpaceFlags, WorkloadFlags
+from meshplan.cli.help import HelpFormatter
+from meshplan.cli.options import Count, Format, Json
+from meshplan.cli.question import question
+from meshplan.errors import InputError
+from meshplan.report.plan_rows import flat, ranking_data
+from meshplan.report.plan_view import plan_markdown, plan_text
+from meshplan.report.screen import Screen
+from meshplan.report.table import csv_text
+from meshplan.search.ranking import Nothing, Ranking
+from meshplan.search.search import search
+
+app = cyclopts.App(name="plan", help_formatter=HelpFormatter())
+
+NO_PLAN = 1
+
+
+@app.default
+def plan(
+    model: str,
+    /,
+    *,
+    cluster: ClusterFlags | None = None,
+    workload: WorkloadFlags | None = None,
+    space: SpaceFlags | None = None,
+    cost_model: Annotated[str | None, Parameter(metavar="NAME")] = None,
+    top: Count = 10,
+    format_: Annotated[Format, Parameter(name="--format", metavar="NAME")] = "table",
+    json_: Json = False,
+    download: Annotated[bool, Parameter(negative=())] = False,
+) -> int:
+    """Rank the ways to lay a training run out over GPUs.
+
+    Exit code 0: at least one plan fits; 1: none fits the memory; 2: the question makes no sense.
+
+    Parameters
+    ----------
+    model
+        A preset (see `meshplan models`), a config.json or its folder, a name in the Hugging Face
+        cache, or a job file (.yaml, .toml) with model, cluster, workload and space. Flags win over it.
+    cost_model
+        What prices the plans (default: handbook).
+    top
+        Plans shown.
+    format_
+        Of the output.
+    download
+        Fetch the config.json of an unknown model from the Hugging Face hub.
+    """
+    asked = question(
+        model,
+        cluster or ClusterFlags(),
+        workload or WorkloadFlags(),
+        space or SpaceFlags(),
+        cost_model=cost_model,
+        download=download,
+    )
+    ranking = search(
+        asked.model, asked.cluster, asked.workload, space=asked.space, cost_model=asked.cost_model
+    )
+    nothing = ranking.nothing
+    if nothing is not None and nothing.limit == "rules":
+        raise InputError(_no_plan(nothing, ranking))
+    sys.stdout.write(_render(ranking, top, "json" if json_ else format_))
+    if nothing is None:
+        return 0
+    if not json_ and format_ != "json":
+        print(f"error: {_no_plan(nothing, ranking)}", file=sys.stderr)
+    return NO_PLAN
+
+
+def _render(ranking: Ranking, top: int, form: Format) -> str:
+    match form:
+        case "json":
+            return json.dumps(ranking_data(ranking, top), indent=2, allow_nan=False) + "\n"
+        case "csv":
+            rows = [flat(plan) for plan in ranking_data(ranking, top)["plans"]]
+            return csv_text(list(rows[0]), [list(row.values()) for row in rows]) if rows else ""
+        case "markdown":
+            return plan_markdown(ranking, top)
+        case _:
+            return plan_text(ranking, top, Screen.of())
+
+
+def _no_plan(nothing: Nothing, ranking: Ranking) -> str:
+    counts = [n for n in (nothing.fewer_gpus, nothing.more_gpus) if n is not None]
+    gpus = f"{ranking.cluster.gpus:,} GPU{'s' if ranking.cluster.gpus > 1 else ''}"
+    kind = "fits" if nothing.limit == "memory" else "is valid for"
+    if counts:
+        works = f"{' or '.join(f'{n:,}' for n in counts)} GPUs would work"
+    else:
+        works = f"no number of GPUs up to {nothing.searched_to:,} would work"
+    return f"no plan {kind} {gpus}: {nothing.reason}; {works}"

@@ -1,0 +1,93 @@
+"""From flags and a job file to model, cluster, workload, space and cost model. Flags win."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from meshplan.cli.flags import ClusterFlags, SpaceFlags, WorkloadFlags, given
+from meshplan.cli.job import Job, is_job_file, load_job
+from meshplan.cluster.cluster import Cluster
+from meshplan.cluster.files import cluster_of_table, load_cluster
+from meshplan.cluster.presets import cluster_of
+from meshplan.cost.costs import CostModel
+from meshplan.cost.models import DEFAULT, cost_model_named
+from meshplan.errors import InputError
+from meshplan.model.load import load_model
+from meshplan.model.model import Model
+from meshplan.plan.space import Space
+from meshplan.plan.workload import Workload
+
+MACHINE_FLAGS = {"gpu": "--gpu", "nic": "--nic", "gpus_per_node": "--gpus-per-node"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Question:
+    """Everything a search needs."""
+
+    model: Model
+    cluster: Cluster
+    workload: Workload
+    space: Space
+    cost_model: CostModel
+
+
+def question(
+    what: str,
+    cluster: ClusterFlags,
+    workload: WorkloadFlags,
+    space: SpaceFlags,
+    *,
+    cost_model: str | None = None,
+    download: bool = False,
+) -> Question:
+    """Read a model argument (a model, or a job file) and flags; raises ``InputError``."""
+    job = load_job(what) if is_job_file(what) else Job(path="", model=what)
+    if job.model is None:
+        raise InputError(f"{job.where}: model is missing")
+    return Question(
+        cluster=_cluster(given(cluster), job),
+        workload=_workload({**job.workload, **given(workload)}, job),
+        space=Space(**{**job.space, **given(space)}),
+        cost_model=cost_model_named(cost_model or job.cost_model or DEFAULT),
+        model=load_model(job.model, download=download),
+    )
+
+
+def _cluster(flags: dict[str, Any], job: Job) -> Cluster:
+    file = flags.pop("cluster", None)
+    gpus = flags.get("gpus")
+    source = job.cluster if file is None else file
+    if isinstance(source, str):
+        for name, flag in MACHINE_FLAGS.items():
+            if name in flags:
+                raise InputError(
+                    f"{flag} contradicts the cluster file '{source}', which says it too; drop one"
+                )
+        return load_cluster(source, gpus=gpus)
+    if source is None:
+        _need(flags, {"gpu": "--gpu", "gpus": "--gpus"}, "cluster", job)
+        return cluster_of(
+            flags["gpu"], flags["gpus"], gpus_per_node=flags.get("gpus_per_node"), nic=flags.get("nic")
+        )
+    return _inline(source, flags, job)
+
+
+def _inline(table: Mapping[str, Any], flags: Mapping[str, Any], job: Job) -> Cluster:
+    if "tiers" in table:
+        for name in ("nic", "gpus_per_node"):
+            if name in flags:
+                raise InputError(f"{MACHINE_FLAGS[name]} contradicts the tiers of {job.where}; drop one")
+    return cluster_of_table({**table, **flags}, where=f"{job.where}: cluster")
+
+
+def _workload(values: Mapping[str, Any], job: Job) -> Workload:
+    _need(values, {"seq": "--seq", "gbs": "--gbs"}, "workload", job)
+    return Workload(**values)
+
+
+def _need(values: Mapping[str, Any], flags: Mapping[str, str], section: str, job: Job) -> None:
+    missing = [flag for name, flag in flags.items() if name not in values]
+    if missing:
+        also = f" (or {section} in {job.where})" if job.path else ""
+        are = "is" if len(missing) == 1 else "are"
+        raise InputError(f"{' and '.join(missing)} {are} missing{also}")

@@ -1,0 +1,152 @@
+"""A ranking as plain data: what ``--json`` and ``--format csv`` print. SI numbers, no text to parse."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from meshplan.cost.costs import Costs
+from meshplan.model.counts import model_parameters
+from meshplan.plan.kinds import CpKind, Recompute, Schedule, Sharding
+from meshplan.plan.workload import Workload
+from meshplan.search.ranking import Ranking
+
+SCHEMA_VERSION = 1
+
+
+def ranking_data(ranking: Ranking, top: int | None = None) -> dict[str, Any]:
+    """The whole answer; ``plans`` holds the first ``top`` (default: all that were kept).
+
+    Bytes, seconds and FLOP/s throughout. ``relative`` is a plan's step time over the best one's.
+    """
+    shown = len(ranking) if top is None else min(top, len(ranking))
+    miss = ranking.closest_miss
+    nothing = ranking.nothing
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "model": _model_data(ranking),
+        "cluster": _cluster_data(ranking),
+        "workload": workload_data(ranking.workload),
+        "cost_model": ranking.cost_model,
+        "order": "-".join(ranking.space.order),
+        "counts": {
+            "candidates": ranking.counts.candidates,
+            "removed": dict(ranking.counts.removed),
+            "memory": ranking.counts.memory,
+            "feasible": ranking.counts.feasible,
+            "shown": shown,
+        },
+        "plans": [
+            {
+                "rank": i + 1,
+                "relative": float(ranking.costs.step_s[i] / ranking.costs.step_s[0]),
+                **plan_data(ranking.costs, i, ranking.workload, ranking.cluster.gpus),
+            }
+            for i in range(shown)
+        ],
+        "closest_miss": None
+        if miss is None
+        else {
+            **plan_data(miss.costs, 0, ranking.workload, ranking.cluster.gpus),
+            "excess_bytes": miss.excess_bytes,
+        },
+        "nothing": None
+        if nothing is None
+        else {
+            "limit": nothing.limit,
+            "reason": nothing.reason,
+            "fewer_gpus": nothing.fewer_gpus,
+            "more_gpus": nothing.more_gpus,
+        },
+        "assumptions": list(ranking.costs.assumptions),
+    }
+
+
+def plan_data(costs: Costs, i: int, workload: Workload, gpus: int) -> dict[str, Any]:
+    """Row ``i`` of ``costs``."""
+    p = costs.plans
+    step = float(costs.step_s[i])
+    layout = int(p.layout[i])
+    return {
+        **{name: int(getattr(p, name)[i]) for name in ("tp", "cp", "pp", "dp", "ep", "etp")},
+        "edp": int(p.edp[i]),
+        "vp": int(p.vp[i]),
+        "mbs": int(p.mbs[i]),
+        "micro_batches": workload.gbs // int(p.dp[i] * p.mbs[i]),
+        "sp": bool(p.sp[i]),
+        "cp_kind": CpKind(int(p.cp_kind[i])).label,
+        "schedule": Schedule(int(p.schedule[i])).label,
+        "layout": None if layout < 0 else list(p.layouts[layout]),
+        "sharding": Sharding(int(p.sharding[i])).label,
+        "replicas": int(p.replicas[i]),
+        "recomputed_layers": int(p.recompute_layers[i]),
+        "recompute_modules": module_names(int(p.recompute_modules[i])),
+        "mfu": float(costs.mfu[i]),
+        "step_s": step,
+        "tokens_per_s_per_gpu": workload.tokens / (step * gpus),
+        "memory_bytes": float(costs.memory_bytes[i]),
+        "memory": _parts(costs.memory, i),
+        "time": _parts(costs.time, i),
+        "hidden": _parts(costs.hidden, i),
+    }
+
+
+def module_names(flags: int) -> list[str]:
+    """Names people type for a set of recomputed modules."""
+    return [m.name.lower().replace("_", "-") for m in Recompute if m & flags and m.name]
+
+
+def workload_data(workload: Workload) -> dict[str, Any]:
+    """The workload as plain data."""
+    return {
+        "seq": workload.seq,
+        "gbs": workload.gbs,
+        "tokens": workload.tokens,
+        "precision": workload.precision,
+    }
+
+
+def flat(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """``plan_data`` without nesting, for CSV: parts become ``memory.weights``, lists are joined."""
+    out: dict[str, Any] = {}
+    for key, value in plan.items():
+        if isinstance(value, dict):
+            out.update({f"{key}.{part}": number for part, number in value.items()})
+        elif isinstance(value, list):
+            out[key] = "+".join(map(str, value))
+        else:
+            out[key] = value
+    return out
+
+
+def _model_data(ranking: Ranking) -> dict[str, Any]:
+    model = ranking.model
+    counts = model_parameters(model)
+    return {
+        "name": model.name,
+        "parameters": int(counts.total),
+        "active_parameters": int(counts.active),
+        "layers": len(model.layers),
+        "hidden": model.hidden,
+        "vocab": model.vocab,
+        "source": model.source,
+    }
+
+
+def _cluster_data(ranking: Ranking) -> dict[str, Any]:
+    cluster = ranking.cluster
+    return {
+        "name": cluster.name,
+        "gpu": cluster.gpu.name,
+        "gpus": cluster.gpus,
+        "gpus_per_node": cluster.gpus_per_node,
+        "memory_limit_bytes": ranking.costs.memory_limit_bytes,
+        "tiers": [
+            {"name": t.name, "span": t.span, "bandwidth_bytes_per_s": t.bandwidth, "latency_s": t.latency_s}
+            for t in cluster.tiers
+        ],
+    }
+
+
+def _parts(parts: Mapping[str, Any], i: int) -> dict[str, float]:
+    return {name: float(values[i]) for name, values in parts.items()}

@@ -1,0 +1,169 @@
+"""A ranking for people: the question, what became of the candidates, the table, the best plan's parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from meshplan.cost.costs import Costs, Floats
+from meshplan.plan.kinds import Schedule, Sharding
+from meshplan.plan.plans import Plans
+from meshplan.report.plan_rows import module_names
+from meshplan.report.screen import Screen, bar
+from meshplan.report.table import Column, markdown, pad, table
+from meshplan.search.ranking import Ranking
+from meshplan.units import format_bandwidth, format_bytes
+
+SMALLEST_SHARE = 0.005
+"""Parts of a step below this share are not worth a word."""
+
+
+def plan_text(ranking: Ranking, top: int, screen: Screen) -> str:
+    """Everything ``meshplan plan`` prints as a table."""
+    lines = [*_question(ranking, screen), *_wrap(_funnel(ranking), screen.width), ""]
+    if len(ranking):
+        shown = min(top, len(ranking))
+        head, *rows = table(plan_columns(ranking, shown), screen.width)
+        lines += [screen.bold(head), *rows, ""]
+        lines += _best(ranking, screen)
+    lines += _closing(ranking, top)
+    return screen.text("\n".join(lines).rstrip() + "\n")
+
+
+def plan_markdown(ranking: Ranking, top: int) -> str:
+    """The table alone, in Markdown."""
+    return "\n".join(markdown(plan_columns(ranking, min(top, len(ranking)), bars=False))) + "\n"
+
+
+def plan_columns(ranking: Ranking, shown: int, *, bars: bool = True) -> list[Column]:
+    """The columns of the ranked table for the first ``shown`` plans."""
+    costs, gpus = ranking.costs.take(slice(0, shown)), ranking.cluster.gpus
+    rows = range(shown)
+    step, memory, limit = costs.step_s, costs.memory_bytes, costs.memory_limit_bytes
+    tokens = ranking.workload.tokens / (step * gpus)
+    full = [f"{bar(memory[i] / limit, 6)} " if bars else "" for i in rows]
+    return [
+        Column(title="#", cells=[str(i + 1) for i in rows], right=True),
+        Column(title="plan, inner to outer", cells=plan_names(costs.plans, ranking.space.order)),
+        Column(title="step", cells=[_step(step[i]) for i in rows], right=True),
+        Column(title="rel", cells=[f"{step[i] / step[0]:.2f}" for i in rows], right=True),
+        Column(title="MFU", cells=[f"{costs.mfu[i]:.1%}" for i in rows], right=True),
+        Column(title="memory", cells=[f"{full[i]}{format_bytes(memory[i])}" for i in rows], right=True),
+        Column(title="tok/s/GPU", cells=[f"{tokens[i]:,.0f}" for i in rows], right=True, priority=2),
+        Column(title="of the step, %", cells=[shares(costs.time, step, i) for i in rows], priority=1),
+    ]
+
+
+def plan_names(plans: Plans, order: Sequence[str]) -> list[str]:
+    """Each plan in words people type, inner to outer: ``tp4 cp2 dp4 pp2 mbs1``; what is usual is left out."""
+    moe = bool((plans.ep > 1).any() or (plans.etp > 1).any())
+    dims = [dim for dim in order if dim != "ep"] + (["ep", "etp"] if moe else [])
+    dims += (["vp"] if bool((plans.vp > 1).any()) else []) + ["mbs"]
+    words = [[f"{dim}{value}" for value in getattr(plans, dim)] for dim in dims]
+    sizes = [max((len(word) for word in column), default=0) for column in words]
+    names = []
+    for i in range(len(plans)):
+        name = " ".join(column[i].ljust(size) for column, size in zip(words, sizes, strict=True))
+        names.append(" ".join([name, *_extras(plans, i)]).rstrip())
+    return names
+
+
+def _extras(plans: Plans, i: int) -> list[str]:
+    schedule, sharding = Schedule(int(plans.schedule[i])), Sharding(int(plans.sharding[i]))
+    words = [schedule.label] if plans.pp[i] > 1 and schedule is not Schedule.ONE_F_ONE_B else []
+    words += [sharding.label] if sharding is not Sharding.ZERO1 else []
+    words += [f"re{plans.recompute_layers[i]}"] if plans.recompute_layers[i] else []
+    return words + module_names(int(plans.recompute_modules[i]))
+
+
+def shares(parts: Mapping[str, Floats], whole: Floats, i: int) -> str:
+    """The parts of row ``i`` in per cent of the whole, largest first, small ones left out."""
+    found = sorted(((float(v[i] / whole[i]), name) for name, v in parts.items()), reverse=True)
+    return " · ".join(
+        f"{name.replace('_', ' ')} {share:.0%}" for share, name in found if share >= SMALLEST_SHARE
+    )
+
+
+def _question(ranking: Ranking, screen: Screen) -> list[str]:
+    cluster, workload = ranking.cluster, ranking.workload
+    tiers = ", ".join(f"{t.name} {format_bandwidth(t.bandwidth)}" for t in cluster.tiers)
+    size = f"{cluster.gpus:,}× {cluster.gpu.title}"
+    node = f" in nodes of {cluster.gpus_per_node}" if cluster.gpus > cluster.gpus_per_node else ""
+    ask = f"seq {workload.seq:,} · gbs {workload.gbs:,} · {workload.precision}"
+    return [
+        screen.bold(f"{ranking.model.name} on {size}{node}"),
+        *_wrap(f"{tiers} · {ask} · cost model {ranking.cost_model}", screen.width),
+    ]
+
+
+def _funnel(ranking: Ranking) -> str:
+    counts = ranking.counts
+    removed = [(n, rule) for rule, n in counts.removed.items() if n]
+    if counts.memory:
+        removed.append((counts.memory, "memory"))
+    gone = " · ".join(f"{n:,} {rule}" for n, rule in sorted(removed, reverse=True)) or "none"
+    return f"{counts.candidates:,} candidates → {counts.feasible:,} feasible; removed: {gone}"
+
+
+def _best(ranking: Ranking, screen: Screen) -> list[str]:
+    costs, limit = ranking.costs, format_bytes(ranking.costs.memory_limit_bytes)
+    name = plan_names(costs.plans.take(slice(0, 1)), ranking.space.order)[0]
+    used = format_bytes(costs.memory_bytes[0])
+    return [
+        screen.bold(f"#1 {name}"),
+        f"one step: {_step(costs.step_s[0])}",
+        *_parts(costs.time, costs.step_s, lambda part: _step(part, costs.step_s[0])),
+        f"memory of the fullest GPU: {used} of {limit}",
+        *_parts(costs.memory, costs.memory_bytes, format_bytes),
+        "",
+    ]
+
+
+def _parts(parts: Mapping[str, Floats], whole: Floats, form: Callable[[float], str]) -> list[str]:
+    found = sorted(((float(v[0]), name) for name, v in parts.items()), reverse=True)
+    found = [(value, name) for value, name in found if value > 0]
+    name_size = max((len(name) for _, name in found), default=0)
+    size = max((len(form(value)) for value, _ in found), default=0)
+    return [
+        f"  {pad(name.replace('_', ' '), name_size)}  {pad(form(value), size, right=True)}"
+        f"  {value / whole[0]:>6.1%}  {bar(float(value / whole[0]), 20)}".rstrip()
+        for value, name in found
+    ]
+
+
+def _closing(ranking: Ranking, top: int) -> list[str]:
+    lines = []
+    miss = ranking.closest_miss
+    if miss is not None:
+        name = plan_names(miss.costs.plans, ranking.space.order)[0]
+        need, limit = format_bytes(miss.costs.memory_bytes[0]), format_bytes(miss.costs.memory_limit_bytes)
+        lines.append(f"closest miss: {name} needs {need} of {limit}{_miss_gain(ranking, miss.costs)}")
+    if len(ranking) > top:
+        lines.append(f"showing {top:,} of {ranking.counts.feasible:,} feasible plans; --top shows more")
+    if len(ranking) and (ranking.costs.plans.recompute_layers[:top] > 0).any():
+        lines.append("reN: N layers of every stage are recomputed in the backward pass")
+    return lines
+
+
+def _miss_gain(ranking: Ranking, miss: Costs) -> str:
+    if not len(ranking):
+        return ""
+    return f"; its step would take {miss.step_s[0] / ranking.costs.step_s[0]:.2f} × the best"
+
+
+def _step(seconds: float, whole: float | None = None) -> str:
+    """A time in the unit that suits ``whole`` (itself): seconds from one second on, so that a column
+    compares at sight."""
+    whole = seconds if whole is None else whole
+    return f"{seconds:.{1 if whole >= 100 else 2}f} s" if whole >= 1 else f"{1e3 * seconds:.1f} ms"
+
+
+def _wrap(text: str, width: int) -> list[str]:
+    """Lines of at most ``width``, broken only between items (`` · ``) or words."""
+    lines, line = [], ""
+    for word in text.split(" "):
+        if line and len(line) + 1 + len(word) > width:
+            lines.append(line)
+            line = "  " + word
+        else:
+            line = f"{line} {word}" if line else word
+    return [*lines, line]

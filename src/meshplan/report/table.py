@@ -1,0 +1,81 @@
+"""Tables as text: columns that align, the least important ones left out where the screen is narrow."""
+
+from __future__ import annotations
+
+import csv
+import io
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+GAP = "  "
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Column:
+    """One column: its title, its cells, how it aligns and when it may go."""
+
+    title: str
+    cells: Sequence[str]
+    right: bool = False
+    """Aligned right, as numbers are."""
+    priority: int = 0
+    """0: always shown; the highest number is left out first."""
+
+
+def table(columns: Sequence[Column], width: int) -> list[str]:
+    """Lines of text, the titles first, in at most ``width`` columns where leaving out columns can do it."""
+    shown = list(columns)
+    while _width(shown) > width and (least := max(column.priority for column in shown)) > 0:
+        shown = [column for column in shown if column.priority < least]
+    sizes = [_size(column) for column in shown]
+    rows = zip(*([column.title, *column.cells] for column in shown), strict=True)
+    return [
+        GAP.join(
+            pad(cell, size, right=c.right) for cell, size, c in zip(row, sizes, shown, strict=True)
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def markdown(columns: Sequence[Column]) -> list[str]:
+    """The lines of a Markdown table with every column."""
+    rows = list(zip(*([column.title, *column.cells] for column in columns), strict=True))
+    rule = ["---:" if column.right else "---" for column in columns]
+    escaped = [[cell.replace("|", "\\|").strip() for cell in row] for row in rows]
+    return [f"| {' | '.join(row)} |" for row in (escaped[0], rule, *escaped[1:])]
+
+
+def csv_text(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Comma-separated values with one line of titles."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    return out.getvalue()
+
+
+def display_width(text: str) -> int:
+    """Columns that ``text`` takes: two for wide East Asian characters, none for combining marks.
+
+    >>> display_width("step"), display_width("显存")
+    (4, 4)
+    """
+    if text.isascii():
+        return len(text)
+    wide = sum(unicodedata.east_asian_width(ch) in "WF" for ch in text)
+    return len(text) + wide - sum(unicodedata.combining(ch) != 0 for ch in text)
+
+
+def pad(text: str, size: int, *, right: bool = False) -> str:
+    """``text`` filled with spaces to ``size`` columns."""
+    space = " " * (size - display_width(text))
+    return space + text if right else text + space
+
+
+def _size(column: Column) -> int:
+    return max(display_width(cell) for cell in (column.title, *column.cells))
+
+
+def _width(columns: Sequence[Column]) -> int:
+    return sum(_size(column) for column in columns) + len(GAP) * (len(columns) - 1)
