@@ -65,18 +65,28 @@ def _zb_v_rank(ranks: int, r: int, micro_batches: int) -> list[Row]:
 
 
 def v_half(*, ranks: int, micro_batches: int) -> Order:
-    """V-Half: about half the activations of 1F1B on every rank."""
-    return _repeated("v-half", ranks, micro_batches, offsets=(2, 1, 2, 1))
+    """V-Half: ``(p + 2) // 2`` micro-batches alive on a rank, half of 1F1B.
+
+    With an even number of ranks the turn from forward to backward waits three units: the weight
+    gradients then fall into slots that keep half a micro-batch less alive.
+    """
+    return _repeated("v-half", ranks, micro_batches, offsets=(2, 1, 2, 1), pause=3 * (ranks % 2 == 0))
 
 
 def v_min(*, ranks: int, micro_batches: int) -> Order:
-    """V-Min: about a third of the activations of 1F1B on every rank."""
-    return _repeated("v-min", ranks, micro_batches, offsets=(1, 1, 1, 1))
+    """V-Min: ``(p + 4) // 3`` micro-batches alive on a rank, a third of 1F1B.
+
+    Its passes follow each other so closely that unequal forward and backward times cost a bubble for
+    every micro-batch, not only at the ends.
+    """
+    return _repeated("v-min", ranks, micro_batches, offsets=(1, 1, 1, 1), pause=0)
 
 
-def _repeated(name: str, ranks: int, micro_batches: int, *, offsets: tuple[int, int, int, int]) -> Order:
+def _repeated(
+    name: str, ranks: int, micro_batches: int, *, offsets: tuple[int, int, int, int], pause: int
+) -> Order:
     """The order in which the repeated building block's passes start; its idle slots squeezed out."""
-    starts = building_block(ranks, offsets)
+    starts = building_block(ranks, offsets, pause)
     kinds = np.array([F, F, I, I, W, W])
     batch = np.arange(micro_batches)
     programs = []
@@ -90,12 +100,13 @@ def _repeated(name: str, ranks: int, micro_batches: int, *, offsets: tuple[int, 
     return assemble(name, stages=2 * ranks, micro_batches=micro_batches, programs=programs)
 
 
-def building_block(ranks: int, offsets: tuple[int, int, int, int]) -> npt.NDArray[np.int64]:
+def building_block(ranks: int, offsets: tuple[int, int, int, int], pause: int = 0) -> npt.NDArray[np.int64]:
     """Start slots of one micro-batch, shape (ranks, 6): F down, F up, I up, I down, W up, W down.
 
     ``offsets`` are the time units between neighbouring ranks on the four legs. A leg starts as soon as
     the one before has ended and no rank would need the same slot (modulo the period) twice; weight
-    gradients take the first free slots after their input gradients.
+    gradients take the first free slots after their input gradients. ``pause`` units pass between the
+    last forward and the first backward.
     """
     position = np.arange(ranks)
     legs: list[npt.NDArray[np.int64]] = [offsets[0] * position]
@@ -103,7 +114,7 @@ def building_block(ranks: int, offsets: tuple[int, int, int, int]) -> npt.NDArra
         # Legs down start at rank 0, legs up at rank p - 1; each begins where the one before ended.
         along = position if leg == 2 else ranks - 1 - position
         turn = ranks - 1 if leg != 2 else 0
-        start = int(legs[-1][turn]) + 1
+        start = int(legs[-1][turn]) + 1 + (pause if leg == 2 else 0)
         while any(((start + offsets[leg] * along - other) % PERIOD == 0).any() for other in legs):
             start += 1
         legs.append(start + offsets[leg] * along)
