@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import overload
 
@@ -58,6 +58,8 @@ class Cluster:
     memory_fraction: float = 0.9
     """Share of the usable memory that a plan may fill; the rest is headroom."""
     name: str = ""
+    described: tuple[Tier, ...] = field(default=(), compare=False, repr=False)
+    """The tiers before those that ``gpus`` do not reach were cut off; ``with_gpus`` needs them to grow."""
 
     def __post_init__(self) -> None:
         check_gpus(self.gpus)
@@ -131,7 +133,8 @@ class Cluster:
         Raises ``InputError`` as the class does.
         """
         check_gpus(gpus)
-        return replace(self, gpus=gpus, tiers=reach(self.tiers, gpus))
+        stands = self.described and reach(self.described, self.gpus) == self.tiers
+        return replace(self, gpus=gpus, tiers=reach(self.described if stands else self.tiers, gpus))
 
 
 def is_count(value: object) -> bool:

@@ -121,16 +121,23 @@ def _build(read: Any, where: str) -> Cluster:
             node = read.gpus_per_node
             if node is not None:
                 check_node(node)
-            tiers = default_tiers(gpu, node or domain_in_use(gpu, read.gpus), read.gpus, nic)
+            described = default_tiers(gpu, node or domain_in_use(gpu, read.gpus), nic)
         else:
             for key in ("gpus_per_node", "nic"):
                 if getattr(read, key) is not None:
                     raise InputError(
                         f"give either tiers or {key}, not both; the first tier's span is the node"
                     )
-            tiers = _tiers(read.tiers, gpu.scaleup, read.gpus)
+            described = _tiers(read.tiers, gpu.scaleup, read.gpus)
+        # Where the described tiers do not reach, the cluster says so.
+        tiers = described if described[-1].span < read.gpus else reach(described, read.gpus)
         return Cluster(
-            gpu=gpu, gpus=read.gpus, tiers=tiers, memory_fraction=read.memory_fraction, name=read.name
+            gpu=gpu,
+            gpus=read.gpus,
+            tiers=tiers,
+            memory_fraction=read.memory_fraction,
+            name=read.name,
+            described=described,
         )
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
@@ -155,9 +162,7 @@ def _tiers(tables: list[Any], scaleup: str, gpus: int) -> tuple[Tier, ...]:
         span = gpus if table.span is None else table.span
         name = table.name or (scaleup if i == 0 else f"network {i}" if len(tables) > 2 else "network")
         found.append(Tier(name=name, span=span, bandwidth=bandwidth, latency_s=latency))
-    if found[-1].span < gpus:
-        return tuple(found)  # the cluster says that they do not reach
-    return reach(tuple(found), gpus)
+    return tuple(found)
 
 
 def _sentence(error: ValidationError, where: str) -> str:

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from meshplan.cluster.cluster import Cluster, Tier, check_gpus, is_count, reach
+from meshplan.cluster.cluster import MAX_GPUS, Cluster, Tier, check_gpus, is_count, reach
 from meshplan.cluster.gpu import PRECISIONS, Gpu
 from meshplan.errors import InputError, UnknownNameError, nearest, shown
 from meshplan.units import parse_bandwidth, parse_bytes, parse_flops, parse_power
@@ -108,18 +108,23 @@ def cluster_of(
     bandwidth = gpu.nic_bandwidth if nic is None else nic
     if isinstance(bandwidth, str):
         bandwidth = parse_bandwidth(bandwidth, what="nic")
-    tiers = default_tiers(gpu, node, gpus, bandwidth)
+    tiers = default_tiers(gpu, node, bandwidth)
     return Cluster(
-        gpu=gpu, gpus=gpus, tiers=tiers, memory_fraction=memory_fraction, name=f"{gpus} × {gpu.name}"
+        gpu=gpu,
+        gpus=gpus,
+        tiers=reach(tiers, gpus),
+        memory_fraction=memory_fraction,
+        name=f"{gpus} × {gpu.name}",
+        described=tiers,
     )
 
 
-def default_tiers(gpu: Gpu, node: int, gpus: int, nic: float) -> tuple[Tier, ...]:
-    """The scale-up domain of ``node`` GPUs and a network of ``nic`` bytes/s over ``gpus``."""
+def default_tiers(gpu: Gpu, node: int, nic: float) -> tuple[Tier, ...]:
+    """The scale-up domain of ``node`` GPUs and a network of ``nic`` bytes/s over any number of them."""
     latency = PCIE_LATENCY_S if gpu.scaleup.startswith("PCIe") else NVLINK_LATENCY_S
     inner = Tier(name=gpu.scaleup, span=node, bandwidth=gpu.scaleup_bandwidth, latency_s=latency)
-    network = Tier(name="network", span=max(gpus, node), bandwidth=nic, latency_s=NETWORK_LATENCY_S)
-    return reach((inner, network), gpus)
+    network = Tier(name="network", span=max(MAX_GPUS, node + 1), bandwidth=nic, latency_s=NETWORK_LATENCY_S)
+    return inner, network
 
 
 def check_node(gpus_per_node: object) -> None:
