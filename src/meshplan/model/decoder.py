@@ -14,15 +14,14 @@ from meshplan.model.fields import (
     MAX_VOCAB,
     Fields,
 )
-from meshplan.model.layers import Attention, LatentAttention, Layer, Mlp, Moe
+from meshplan.model.layers import Attention, Layer, Mlp, Moe
 from meshplan.model.model import Model
 
 
 def read_decoder(f: Fields, family: Family) -> Model:
     """The model of ``f``, whose ``model_type`` belongs to ``family``; its name is still empty."""
     hidden, count = hidden_size(f), layer_count(f)
-    heads, kv_heads, head_dim = head_sizes(f, hidden, family)
-    attentions = [_attention(f, family, heads, kv_heads, head_dim, w) for w in family.windows(f, count)]
+    attentions = read_attentions(f, family, hidden, count)
     mlps = read_mlps(f, family, count)
     parallel = switch(f, family.parallel)
     norms = 1 if parallel and not isinstance(family.parallel, bool) else family.norms
@@ -74,9 +73,15 @@ def mtp_count(f: Fields) -> int:
     return f.integer("num_nextn_predict_layers", "mtp_num_hidden_layers", default=0, low=0, high=64)
 
 
-def head_sizes(f: Fields, hidden: int, family: Family) -> tuple[int, int, int]:
-    """Query heads, KV heads and the width of a head."""
+def head_sizes(f: Fields, hidden: int, family: Family, *, sliding: bool = False) -> tuple[int, int, int]:
+    """Query heads, KV heads and the width of a head; Step-3.5 has other heads in its sliding layers."""
     heads = f.integer("num_attention_heads", default=family.heads, high=MAX_HEADS)
+    if sliding and f.has("num_sliding_attention_heads"):
+        heads = f.integer("num_sliding_attention_heads", high=MAX_HEADS)
+    elif sliding and f.has("attention_other_setting"):
+        heads = f.table("attention_other_setting").integer(
+            "num_attention_heads", default=heads, high=MAX_HEADS
+        )
     kv_heads = f.integer(
         "num_key_value_heads", "num_attention_groups", default=family.kv_heads or heads, high=MAX_HEADS
     )
@@ -95,9 +100,22 @@ def head_width(f: Fields, hidden: int, heads: int) -> int:
     return hidden // heads
 
 
-def _attention(
-    f: Fields, family: Family, heads: int, kv_heads: int, head_dim: int, window: Window
-) -> Attention | LatentAttention:
+def read_attentions(f: Fields, family: Family, hidden: int, count: int) -> Sequence[Attention]:
+    """The attention of each layer."""
+    built: dict[tuple[int, Window], Attention] = {}
+    found = []
+    windows = family.windows(f, count)
+    layers = [f.layer(i) for i in range(count)]
+    for g, window in zip(layers, windows, strict=True):
+        key = (id(g), window)
+        if key not in built:
+            built[key] = _attention(g, family, hidden, window)
+        found.append(built[key])
+    return found
+
+
+def _attention(f: Fields, family: Family, hidden: int, window: Window) -> Attention:
+    heads, kv_heads, head_dim = head_sizes(f, hidden, family, sliding=window is not None)
     return Attention(
         heads=heads,
         kv_heads=kv_heads,
@@ -118,12 +136,17 @@ def read_mlps(f: Fields, family: Family, count: int) -> Sequence[Mlp | Moe]:
     """The block after attention of each layer: dense, or a mixture where the family has one."""
     experts = family.experts
     sparse: Sequence[bool] = [False] * count
-    if experts is not None and not (f.has(*experts.count) and f.data.get(experts.count[0]) == 0):
+    if experts is not None and f.data.get(experts.count[0]) != 0:
         sparse = experts.sparse(f, count)
-    dense = None if all(sparse) else read_mlp(f, family)
-    mixture = read_moe(f, experts, family.gated) if experts and any(sparse) else None
-    blocks = [mixture if is_moe else dense for is_moe in sparse]
-    return [block for block in blocks if block is not None]
+    built: dict[tuple[int, bool], Mlp | Moe] = {}
+    found = []
+    layers = [f.layer(i) for i in range(count)]
+    for g, is_moe in zip(layers, sparse, strict=True):
+        key = (id(g), is_moe)
+        if key not in built:
+            built[key] = read_moe(g, experts, family.gated) if experts and is_moe else read_mlp(g, family)
+        found.append(built[key])
+    return found
 
 
 def read_mlp(f: Fields, family: Family) -> Mlp:

@@ -40,6 +40,9 @@ def mixed(pattern: Callable[[Fields, int], Sequence[str]], window: int | None = 
 
     def windows(f: Fields, layers: int) -> Sequence[Window]:
         kinds = f.words("layer_types") if f.has("layer_types") else pattern(f, layers)
+        extra = f.data.get("num_nextn_predict_layers")
+        if isinstance(extra, int) and len(kinds) == layers + extra:
+            kinds = kinds[:layers]  # Step-3.5 lists its multi-token-prediction layers as well
         if len(kinds) != layers:
             raise f.fail(f"layer_types has {len(kinds)} entries for {layers} layers")
         known: dict[str, Window] = {"full_attention": None, "attention": None}
@@ -175,6 +178,18 @@ def first_dense(field: str = "first_k_dense_replace", default: int | None = None
         return [i >= dense and i % step == 0 for i in range(layers)]
 
     return sparse
+
+
+def step_sparse(f: Fields, layers: int) -> Sequence[bool]:
+    """``moe_layers_enum``, a list or a string like ``3,4,5``; or all but the first layers."""
+    listed = f.data.get("moe_layers_enum")
+    if listed is None:
+        return first_dense(default=3)(f, layers)
+    names = listed.split(",") if isinstance(listed, str) else f.items("moe_layers_enum")
+    chosen = {str(name).strip() for name in names}
+    if not all(name.isdecimal() for name in chosen):
+        raise f.fail("moe_layers_enum must list numbers of layers")
+    return [str(i) in chosen for i in range(layers)]
 
 
 def ernie_sparse(f: Fields, layers: int) -> Sequence[bool]:
@@ -349,7 +364,7 @@ _STEP = Family(
         topk=("num_experts_per_tok", "moe_top_k"),
         shared_width="share_expert_dim",
         balance_bias=("use_moe_router_bias", True),
-        sparse=first_dense(default=3),
+        sparse=step_sparse,
     ),
 )
 
@@ -544,7 +559,6 @@ FAMILIES: Final[dict[str, Family]] = {
         qkv_bias=("use_bias", False),
         out_bias=("use_bias", False),
         mlp_bias=("use_bias", False),
-        head_bias=("use_bias", False),
         tied=True,
     ),
     "ernie4_5_moe": Family(

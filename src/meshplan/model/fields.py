@@ -16,6 +16,16 @@ MAX_VOCAB = 1 << 30
 MAX_TOKENS = 1 << 31
 
 _REQUIRED: Any = object()
+_PER_LAYER = {
+    "head_dim",
+    "intermediate_size",
+    "moe_intermediate_size",
+    "num_attention_heads",
+    "num_experts",
+    "num_experts_per_tok",
+    "num_key_value_heads",
+    "num_local_experts",
+}
 
 
 class Fields:
@@ -100,6 +110,19 @@ class Fields:
         if not isinstance(value, dict):
             raise self.fail(f"{name} must be an object, not {_described(value)}")
         return Fields(value, f"{self.where}, {name}")
+
+    def layer(self, i: int) -> Fields:
+        """The fields of layer ``i``: these, with what ``per_layer_config`` says of it on top."""
+        overrides = self.table("per_layer_config").data
+        mine = overrides.get(str(i))
+        if mine is None:
+            return self
+        if not isinstance(mine, dict):
+            raise self.fail(f"per_layer_config[{i}] must be an object, not {_described(mine)}")
+        for name in mine:
+            if name not in _PER_LAYER:
+                raise self.fail(f"per_layer_config[{i}] changes {shown(name)}, which is not known")
+        return Fields({**self.data, **mine}, f"{self.where}, per_layer_config[{i}]")
 
     def _find(self, names: tuple[str, ...], default: Any) -> tuple[str, Any]:
         for name in names:

@@ -135,12 +135,13 @@ def read_mpt(f: Fields) -> Model:
         raise f.fail("an MPT without ALiBi or with normed queries and keys is not known (attn_config)")
     if attention.word("attn_type", default="multihead_attention") != "multihead_attention":
         raise f.fail("an MPT with grouped or multi-query attention is not known (attn_config)")
-    ratio = f.number("expansion_ratio", low=1, high=64) if f.has("expansion_ratio") else 4
+    if f.has("expansion_ratio") and f.number("expansion_ratio", low=1, high=64) != 4:
+        raise f.fail("an MPT with another MLP width than 4 times the model's is not known (expansion_ratio)")
     return _gpt(
         f,
         hidden=hidden,
         attention=_mha(f, hidden, "n_heads", "num_attention_heads", bias=False, out_bias=False),
-        mlp=Mlp(width=int(ratio * hidden), gated=False),
+        mlp=Mlp(width=4 * hidden, gated=False),
         count=f.integer("n_layers", "num_hidden_layers", high=MAX_LAYERS),
         norm_bias=False,
         max_seq=f.optional("max_seq_len", high=MAX_TOKENS),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from importlib import import_module
 from pathlib import Path
 
 from meshplan.errors import InputError, shown
@@ -65,7 +66,7 @@ def downloaded_config(repo: str) -> Path:
     if _offline():
         raise InputError(f"cannot download {shown(repo)}: HF_HUB_OFFLINE is set")
     try:
-        from huggingface_hub import hf_hub_download
+        hub = import_module("huggingface_hub")
     except ImportError:
         raise InputError(
             f"downloading {shown(repo)} needs the package huggingface_hub: pip install 'meshplan[hub]'"

@@ -78,7 +78,8 @@ def read_gemma4(f: Fields) -> Model:
         if f.integer(field, default=default, low=0, high=MAX_HIDDEN):
             raise f.fail(f"per-layer embeddings and layers sharing keys and values are not known ({field})")
     hidden, count = hidden_size(f), layer_count(f)
-    attentions = [_gemma4_attention(f, window) for window in _GEMMA4_WINDOWS(f, count)]
+    windows = _GEMMA4_WINDOWS(f, count)
+    attentions = [_gemma4_attention(f.layer(i), window) for i, window in enumerate(windows)]
     layers = tuple(_gemma4_layer(f, hidden, attention) for attention in attentions)
     return Model(
         name="",
@@ -98,7 +99,9 @@ def _gemma4_attention(f: Fields, window: Window) -> Attention:
     kv_heads = f.integer("num_key_value_heads", high=MAX_HEADS)
     head_dim = f.integer("head_dim", default=256, high=MAX_HEADS)
     shared = False
-    if window is None:
+    if window is None and f.has("per_layer_config"):
+        shared = f.flag("attention_k_eq_v", default=False)
+    elif window is None:
         head_dim = f.integer("global_head_dim", default=512, high=MAX_HEADS)
         shared = f.flag("attention_k_eq_v", default=False)
         kv_heads = (
@@ -188,7 +191,14 @@ def _mimo_attention(f: Fields, *, local: bool) -> Attention:
         kv_heads=kv_heads,
         head_dim=f.integer(*(p + "head_dim" for p in (*prefix, "")), default=192, high=MAX_HEADS),
         v_head_dim=f.integer(*(p + "v_head_dim" for p in (*prefix, "")), default=128, high=MAX_HEADS),
-        window=f.integer("sliding_window", "sliding_window_size", high=MAX_TOKENS) if local else None,
+        window=_mimo_window(f) if local else None,
         qkv_bias=bias,
         sinks=f.flag(sinks, default=local),
     )
+
+
+def _mimo_window(f: Fields) -> int:
+    """``sliding_window_size`` counts the earlier tokens only, ``sliding_window`` the query's own as well."""
+    if f.has("sliding_window_size"):
+        return f.integer("sliding_window_size", high=MAX_TOKENS) + 1
+    return f.integer("sliding_window", default=129, high=MAX_TOKENS)
