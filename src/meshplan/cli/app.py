@@ -56,6 +56,7 @@ def run(argv: list[str]) -> int:
     """Run one command line; every way it can end becomes an exit code."""
     wants_json = _wants_json(argv)
     _tolerate_narrow_encodings()
+    code = 0
     try:
         code = _dispatch(argv)
         sys.stdout.flush()
@@ -68,7 +69,6 @@ def run(argv: list[str]) -> int:
         _complain("interrupted", code, wants_json)
     except BrokenPipeError:  # the reader (head, less) has what it wanted
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
     except Exception as error:  # the outermost frame: a bug ends as a sentence too
         if os.environ.get("MESHPLAN_DEBUG") == "1":
             raise

@@ -92,11 +92,14 @@ def _render(ranking: Ranking, top: int, form: Format) -> str:
 
 
 def _no_plan(nothing: Nothing, ranking: Ranking) -> str:
-    counts = [n for n in (nothing.fewer_gpus, nothing.more_gpus) if n is not None]
+    fewer = nothing.smallest_gpus if nothing.limit == "memory" else nothing.fewer_gpus
+    counts = dict.fromkeys(n for n in (fewer, nothing.more_gpus) if n is not None)
     gpus = f"{ranking.cluster.gpus:,} GPU{'s' if ranking.cluster.gpus > 1 else ''}"
     kind = "fits" if nothing.limit == "memory" else "is valid for"
     if counts:
-        works = f"{' or '.join(f'{n:,}' for n in counts)} GPUs would work"
+        works = f"; {' or '.join(f'{n:,}' for n in counts)} GPUs would work"
     else:
-        works = f"no number of GPUs up to {nothing.searched_to:,} would work"
-    return f"no plan {kind} {gpus}: {nothing.reason}; {works}"
+        works = (
+            f"; no number of GPUs up to {nothing.searched_to:,} would" if nothing.limit == "memory" else ""
+        )
+    return f"no plan {kind} {gpus}: {nothing.reason}{works}"

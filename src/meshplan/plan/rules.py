@@ -16,6 +16,7 @@ import numpy.typing as npt
 from meshplan.cluster.cluster import Cluster
 from meshplan.model.layers import Mlp, Moe
 from meshplan.model.model import Model
+from meshplan.plan.divisors import nearest_divisors
 from meshplan.plan.kinds import Schedule
 from meshplan.plan.plans import Plan, Plans
 from meshplan.plan.workload import Workload
@@ -114,10 +115,13 @@ def _kv_words(s: Setting, p: Plan) -> str:
 
 
 def _gpus_words(s: Setting, p: Plan) -> str:
-    ranks = p.tp * p.cp * p.pp
-    if s.cluster.gpus % ranks:
-        return f"tp {p.tp} × cp {p.cp} × pp {p.pp} = {ranks:,} does not divide {s.cluster.gpus:,} GPUs"
-    return f"tp {p.tp} × cp {p.cp} × dp {p.dp} × pp {p.pp} = {p.gpus:,}, not {s.cluster.gpus:,} GPUs"
+    gpus = s.cluster.gpus
+    for name in ("tp", "cp", "dp", "pp"):
+        own = int(getattr(p, name))
+        if gpus % own:
+            offer = " or ".join(f"{d:,}" for d in nearest_divisors(gpus, own))
+            return f"{name} {own:,} does not divide {gpus:,} GPUs; {name} {offer} would"
+    return f"tp {p.tp} × cp {p.cp} × dp {p.dp} × pp {p.pp} = {p.gpus:,}, not {gpus:,} GPUs"
 
 
 def _gbs_words(s: Setting, p: Plan) -> str:
@@ -170,16 +174,15 @@ def _schedule_pass(s: Setting, p: Plans) -> Bools:
 
 
 def _schedule_words(s: Setting, p: Plan) -> str:
-    table = Plans.of(p)
+    table, name = Plans.of(p), p.schedule.label
+    two, interleaved = bool(_two_chunks(table)[0]), bool(_interleaved(table)[0])
+    if not two and not interleaved:
+        return f"vp {p.vp} needs an interleaved schedule, not {name}"
     if p.pp == 1:
-        return f"vp {p.vp} with the {p.schedule.label} schedule needs pp above 1"
-    if p.schedule is Schedule.DUALPIPE:
-        return f"the dualpipe schedule takes vp 1, not {p.vp}"
-    if _two_chunks(table)[0]:
-        return f"the {p.schedule.label} schedule takes vp 2, not {p.vp}"
-    if _interleaved(table)[0]:
-        return f"the {p.schedule.label} schedule needs vp above 1"
-    return f"vp {p.vp} needs an interleaved schedule, not {p.schedule.label}"
+        return f"the {name} schedule needs pp above 1"
+    if two:
+        return f"the {name} schedule takes vp {1 if p.schedule is Schedule.DUALPIPE else 2}, not {p.vp}"
+    return f"the {name} schedule needs vp above 1"
 
 
 GPUS_PRODUCT = Rule(
@@ -188,6 +191,7 @@ GPUS_PRODUCT = Rule(
     columns=("tp", "cp", "pp", "dp"),
     passes=lambda s, p: np.asarray(p.tp.astype(np.float64) * p.cp * p.pp * p.dp == s.cluster.gpus),
     words=_gpus_words,
+    demand=lambda s, p: np.abs(p.gpus - s.cluster.gpus),
 )
 TP_DIVIDES_HEADS = Rule(
     id="tp-divides-heads",

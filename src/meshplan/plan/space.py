@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from meshplan.errors import InputError
 from meshplan.model.layers import Moe
+from meshplan.plan.divisors import divisors
 from meshplan.plan.kinds import Recompute, Schedule, Sharding
 from meshplan.plan.plans import AUTO_LAYERS, DEFAULT_ORDER
 from meshplan.plan.rules import Setting
@@ -82,13 +83,3 @@ class Space:
             "mbs": self.mbs or divisors(setting.workload.gbs),
         }
         return found if self.dp is None else {**found, "dp": self.dp}
-
-
-def divisors(number: int) -> tuple[int, ...]:
-    """All divisors of ``number``, ascending.
-
-    >>> divisors(12)
-    (1, 2, 3, 4, 6, 12)
-    """
-    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
-    return tuple(sorted({*small, *(number // d for d in small)}))

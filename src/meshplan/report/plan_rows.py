@@ -55,6 +55,7 @@ def ranking_data(ranking: Ranking, top: int | None = None) -> dict[str, Any]:
         else {
             "limit": nothing.limit,
             "reason": nothing.reason,
+            "smallest_gpus": nothing.smallest_gpus,
             "fewer_gpus": nothing.fewer_gpus,
             "more_gpus": nothing.more_gpus,
         },

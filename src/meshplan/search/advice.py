@@ -8,11 +8,11 @@ from meshplan.cluster.cluster import Cluster
 from meshplan.errors import InputError
 from meshplan.plan.rules import Setting
 from meshplan.search.candidates import Funnel
-from meshplan.search.ranking import Nothing, Ranking
+from meshplan.search.ranking import Miss, Nothing, Ranking
 from meshplan.units import format_bytes
 
-EVERY_NODE_TO = 64
-"""Nodes up to which every count is tried; beyond, counts double until one works."""
+EVERY_NODE = 128
+"""Whole nodes in a row of which every count is tried; beyond, counts double until one works."""
 MOST_GPUS = 1 << 18
 
 Works = Callable[[Cluster], bool]
@@ -20,48 +20,66 @@ Works = Callable[[Cluster], bool]
 
 def nothing_left(ranking: Ranking, setting: Setting, funnel: Funnel, works: Works) -> Nothing:
     """Why ``ranking`` is empty; ``works(cluster)`` says whether the same search finds a plan there."""
-    more = _first(more_gpus(setting.cluster, works), setting.cluster, works)
-    miss = ranking.closest_miss
+    cluster, miss = setting.cluster, ranking.closest_miss
+    smallest = _first(_above(0, cluster, works), cluster, works)
+    more = smallest
+    if smallest is not None and smallest <= cluster.gpus:
+        more = _first(_above(cluster.gpus, cluster, works), cluster, works)
     if miss is not None:
-        plan, need = miss.plan, float(miss.costs.memory_bytes[0])
-        parts = sorted(miss.costs.memory.items(), key=lambda item: -item[1][0])
-        largest = " and ".join(f"{name.replace('_', ' ')} {format_bytes(v[0])}" for name, v in parts[:2])
-        reason = (
-            f"memory: the smallest of {ranking.counts.memory:,} valid plans (tp {plan.tp}, cp {plan.cp},"
-            f" pp {plan.pp}, dp {plan.dp}, mbs {plan.mbs}) needs {format_bytes(need)} a GPU ({largest})"
-            f" of the {format_bytes(miss.costs.memory_limit_bytes)} there are"
+        return Nothing(
+            limit="memory",
+            reason=_memory_reason(ranking, miss),
+            smallest_gpus=smallest,
+            more_gpus=more,
+            searched_to=MOST_GPUS,
         )
-        return Nothing(limit="memory", reason=reason, more_gpus=more, searched_to=MOST_GPUS)
     example = funnel.example
-    reason = "no candidates" if example is None else example.rule.explain(setting, example.plan)
+    below = smallest is not None and smallest < cluster.gpus
     return Nothing(
         limit="rules",
-        reason=reason,
-        fewer_gpus=_first(_below(setting.cluster), setting.cluster, works),
+        reason="no candidates" if example is None else example.rule.explain(setting, example.plan),
+        smallest_gpus=smallest,
+        fewer_gpus=_first(_below(cluster), cluster, works) if below else None,
         more_gpus=more,
         searched_to=MOST_GPUS,
     )
 
 
-def more_gpus(cluster: Cluster, works: Works) -> Iterator[int]:
-    """Larger counts in the order to try: each up to ``EVERY_NODE_TO`` nodes, then the range below the
-    first doubling that works. Beyond one node only whole nodes count."""
-    node = cluster.gpus_per_node
-    yield from range(cluster.gpus + 1, node + 1)
-    nodes = cluster.gpus // node + 1
-    yield from (n * node for n in range(max(nodes, 2), EVERY_NODE_TO + 1))
-    doubled = max(nodes, EVERY_NODE_TO + 1)
-    while doubled * node <= MOST_GPUS:
-        if _first([2 * doubled * node], cluster, works):
-            yield from (n * node for n in range(doubled, 2 * doubled + 1))
-        doubled *= 2
+def _memory_reason(ranking: Ranking, miss: Miss) -> str:
+    plan, need = miss.plan, float(miss.costs.memory_bytes[0])
+    parts = sorted(miss.costs.memory.items(), key=lambda item: -item[1][0])
+    largest = ", ".join(f"{name.replace('_', ' ')} {format_bytes(v[0])}" for name, v in parts[:2])
+    return (
+        f"memory: the smallest of {ranking.counts.memory:,} valid plans (tp {plan.tp}, cp {plan.cp},"
+        f" pp {plan.pp}, dp {plan.dp}, mbs {plan.mbs}) needs {format_bytes(need)} a GPU ({largest})"
+        f" of the {format_bytes(miss.costs.memory_limit_bytes)} there are"
+    )
 
 
-def _below(cluster: Cluster) -> Iterable[int]:
-    node = cluster.gpus_per_node
+def _above(gpus: int, cluster: Cluster, works: Works) -> Iterator[int]:
+    """Larger counts in the order to try them: any within a node, then whole nodes."""
+    node = _node(cluster)
+    yield from range(gpus + 1, node + 1)
+    first = max(gpus // node + 1, 2)
+    yield from (n * node for n in range(first, first + EVERY_NODE))
+    nodes = first + EVERY_NODE
+    while nodes * node <= MOST_GPUS:
+        if _first([2 * nodes * node], cluster, works):
+            yield from (n * node for n in range(nodes, 2 * nodes + 1))
+        nodes *= 2
+
+
+def _below(cluster: Cluster) -> Iterator[int]:
+    """Smaller counts, the largest first."""
+    node = _node(cluster)
     nodes = (cluster.gpus - 1) // node
-    yield from (n * node for n in range(nodes, max(nodes - EVERY_NODE_TO, 1), -1))
+    yield from (n * node for n in range(nodes, max(nodes - EVERY_NODE, 1), -1))
     yield from range(min(cluster.gpus - 1, node), 0, -1)
+
+
+def _node(cluster: Cluster) -> int:
+    """GPUs of a whole node, also where the cluster has fewer."""
+    return (cluster.described or cluster.tiers)[0].span
 
 
 def _first(counts: Iterable[int], cluster: Cluster, works: Works) -> int | None:

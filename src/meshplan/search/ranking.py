@@ -51,10 +51,12 @@ class Nothing:
     """``rules``: no valid plan; ``memory``: valid plans, none fits."""
     reason: str
     """One sentence with the nearest values."""
+    smallest_gpus: int | None = None
+    """The smallest number of GPUs that works; beyond one node, in whole nodes."""
     fewer_gpus: int | None = None
-    """The largest smaller number of GPUs that works (searched for ``rules`` only)."""
+    """The largest number below the cluster's own that works (searched for ``rules`` only)."""
     more_gpus: int | None = None
-    """The smallest larger number of GPUs that works; beyond one node, in whole nodes."""
+    """The smallest number above the cluster's own that works."""
     searched_to: int = 0
     """The largest number of GPUs tried."""
 
