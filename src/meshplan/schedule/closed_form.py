@@ -1,11 +1,19 @@
 """Step time and activations in flight of every schedule, in closed form over arrays of plans.
 
 Schedules are given by their codes (``CODES``), so that a whole table of plans is priced at once.
+
+The time of an order is its longest chain of waiting actions. For equal stages that chain has one of a
+few shapes, each a fixed number of forwards (F), input gradients (B) and weight gradients (W); the
+bubble is the longest of them, less the work of one rank. GPipe, 1F1B, interleaved, ZB-H1 and ZB-H2 are
+the formulas of the papers (arXiv 2104.04473 section 2.2, 2401.10241 table 2); the shapes of the others
+are read off the critical paths of the simulation. With uneven stages ``(p - 1)`` times a stage becomes
+the sum over the other ranks. The tests bound the error against the simulation.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +36,24 @@ CODES: dict[str, int] = {
 """The code of every schedule; the same numbers as in the table of plans."""
 
 
+class _Case(NamedTuple):
+    """The inputs of one schedule's formula: arrays of equal length, seconds per micro-batch.
+
+    ``f``, ``b``, ``w`` of the busiest rank; ``fr``, ``br``, ``wr`` of all other ranks together
+    (``(p - 1) f`` for equal ranks).
+    """
+
+    p: Floats
+    v: Floats
+    m: Floats
+    f: Floats
+    b: Floats
+    w: Floats
+    fr: Floats
+    br: Floats
+    wr: Floats
+
+
 def step_time(
     schedule: Any,
     p: Any,
@@ -40,64 +66,176 @@ def step_time(
     b_sum: Any,
     w_sum: Any,
     p2p: Any = 0.0,
+    *,
+    overlap_p2p: Any = True,
 ) -> tuple[Floats, Floats]:
     """Seconds of the pipeline part of a step, and of the bubble in it; every argument broadcasts.
 
     ``f``, ``b`` and ``w`` are seconds of forward, input gradient and weight gradient for one
     micro-batch: ``_max`` of the busiest rank (all its ``v`` stages together), ``_sum`` of the whole
-    model. ``p2p`` is the seconds of one hop between stages; transfers overlap with compute but the
-    receiver waits for them. The bubble is what the busiest rank idles: ``total - m (f + b + w)_max``.
+    model (one copy of it). ``p2p`` is the seconds of one hop between stages; with ``overlap_p2p`` only
+    the receiver waits for it, without, the sender does too. The bubble is what the busiest rank
+    idles: ``total - m (f + b + w)_max``.
+
+    The step ends when the last rank is done. With ZB-H2 and ZB-V the ranks end one after the other, so
+    a run that does not wait for all of them before the next step saves up to ``(p - 1) f`` more.
     """
-    code, p, v, m = np.broadcast_arrays(*(np.asarray(x, dtype=np.float64) for x in (schedule, p, v, m)))
-    f, b, w = (np.asarray(x, dtype=np.float64) for x in (f_max, b_max, w_max))
-    # The same on all the other ranks: (p - 1) f for equal ranks.
-    f_rest, b_rest, w_rest = (
-        np.maximum(np.asarray(s, dtype=np.float64) - x, 0.0) for s, x in ((f_sum, f), (b_sum, b), (w_sum, w))
+    columns = np.broadcast_arrays(
+        *(
+            np.asarray(x, dtype=np.float64)
+            for x in (schedule, p, v, m, f_max, b_max, w_max, f_sum, b_sum, w_sum)
+        ),
+        np.asarray(p2p, dtype=np.float64),
+        np.asarray(overlap_p2p, dtype=np.bool_),
     )
-    hop = np.asarray(p2p, dtype=np.float64)
-    full = f_rest + b_rest + w_rest
-    ramp = 2 * (p - 1) * hop
-    bubbles = [
-        full + ramp,
-        full + ramp * (1 + (m - 1) / p),
-        full / v + ramp,
-        full / v + ramp,
-        np.maximum(f_rest + b_rest - w_rest, 0.0) + ramp,
-        np.maximum(f_rest + b_rest - 2 * w_rest, 0.0) + ramp,
-        np.maximum(f_rest + b_rest - 2 * w_rest, 0.0) + ramp,
-        full / 2 + ramp,
-        full * 2 / 3 + ramp,
-        np.maximum((p / 2 - 1) / np.maximum(p - 1, 1) * (f_rest + b_rest + full - 2 * w_rest), 0.0) + ramp,
-        np.maximum((p / 2 - 1) / np.maximum(p - 1, 1) * (f_rest + b_rest + full - 2 * w_rest), 0.0) + ramp,
-    ]
-    bubble = np.select(
-        [code == i for i in range(len(bubbles))], [np.where(p > 1, x, 0.0) for x in bubbles], np.nan
+    shape = columns[0].shape
+    code, p, v, m, f, b, w, f_sum, b_sum, w_sum, hop, hidden = (c.ravel() for c in columns)
+    bubble = np.full(code.shape, np.nan)
+    for one in np.unique(code).astype(int).tolist():
+        rows = np.flatnonzero(code == one)
+        fr, br, wr = (np.maximum(s[rows] - x[rows], 0.0) for s, x in ((f_sum, f), (b_sum, b), (w_sum, w)))
+        case = _Case(p[rows], v[rows], m[rows], f[rows], b[rows], w[rows], fr, br, wr)
+        waits, shown = _HOPS[one](case)
+        hops = np.where(hidden[rows], waits, shown) * hop[rows]
+        bubble[rows] = np.where(case.p > 1, _BUBBLES[one](case) + hops, 0.0)
+    return (bubble + m * (f + b + w)).reshape(shape), bubble.reshape(shape)
+
+
+def _flush(c: _Case) -> Floats:
+    """GPipe and 1F1B: fill and drain, ``(p - 1)(F + B + W)``."""
+    return c.fr + c.br + c.wr
+
+
+def _interleaved(c: _Case) -> Floats:
+    """The ramp is one stage of v; too few micro-batches leave a gap for each further stage."""
+    gap = (c.v - 1) / c.v * np.maximum(c.p - c.m, 0.0) * (c.f + c.b + c.w)
+    return _flush(c) / c.v + gap
+
+
+def _zb_h1(c: _Case) -> Floats:
+    return np.maximum(np.maximum(c.fr + c.br - c.wr, c.br), c.fr) / c.v
+
+
+def _zb_h2(c: _Case) -> Floats:
+    return np.maximum(c.fr + c.br - 2 * c.wr, c.fr)
+
+
+def _zb_v(c: _Case) -> Floats:
+    first = 2 * c.fr - c.f
+    return (
+        _most(
+            c.br,
+            2 * (c.br - c.wr),
+            first - c.br + c.b,
+            first + c.b - 2 * c.wr,
+            c.b + c.wr - c.w,
+            c.f + c.wr - c.w,
+        )
+        / 2
     )
-    return bubble + m * (f + b + w), bubble
+
+
+def _v_half(c: _Case) -> Floats:
+    """The last two shapes grow with the micro-batches: forward and backward too unequal for the pattern."""
+    even = 1 - c.p % 2
+    weights = (c.p - even) * c.w / 2
+    return (
+        _most(
+            c.fr + 2 * even * c.f + 3 * c.br - weights,
+            2 * c.fr + even * c.f + 2 * c.br + even * c.b - weights,
+            2 * c.fr + c.br,
+            c.m * (2 * c.b - 2 * c.f - c.w) + 2 * (c.fr + c.br) + 5 * c.f - 3 * c.b + c.w,
+            c.m * (2 * c.f - 2 * c.b - c.w) + 2 * (c.fr + c.br) - 5 * c.f + 7 * c.b - weights,
+        )
+        / 2
+    )
+
+
+def _v_min(c: _Case) -> Floats:
+    """As V-Half; its pattern holds only if twice the forward or backward does not exceed the other two."""
+    weights = (c.wr + 3 * c.w) / 3
+    return (
+        _most(
+            (8 * c.fr + 5 * c.br) / 3 - weights,
+            (5 * c.fr + 8 * c.br) / 3 - weights,
+            (8 * c.fr + 2 * c.br) / 3,
+            c.m * (4 * c.b - 2 * c.f - 2 * c.w) + 2 * (c.fr + c.br) + 2 * c.f - 4 * c.b + c.w,
+            c.m * (4 * c.f - 2 * c.b - 2 * c.w) + 2 * (c.fr + c.br) - 4 * c.f + 2 * c.b + c.w,
+        )
+        / 2
+    )
+
+
+def _dualpipe(c: _Case) -> Floats:
+    """A fold over half the ranks: the others' share of the sums is ``(p / 2 - 1) / (p - 1)``."""
+    share = np.maximum(c.p / 2 - 1, 0.0) / np.maximum(c.p - 1, 1.0)
+    f, b, w = share * c.fr, share * c.br, share * c.wr
+    return np.maximum(_most(2 * b - w - c.f, f, b - c.f, f + b - w), 0.0)
+
+
+def _dualpipe_v(c: _Case) -> Floats:
+    return _most(2 * c.br - c.wr - c.f, c.fr, c.fr + c.br - c.wr) / 2
+
+
+def _most(*shapes: Floats) -> Floats:
+    longest: Floats = np.maximum.reduce(shapes)
+    return longest
+
+
+_BUBBLES: list[Callable[[_Case], Floats]] = [
+    _flush,
+    _flush,
+    _interleaved,
+    _interleaved,
+    _zb_h1,
+    _zb_h2,
+    _zb_v,
+    _v_half,
+    _v_min,
+    _dualpipe,
+    _dualpipe_v,
+]
+
+# Hops the step waits for, by schedule: (sender goes on, sender is held). Of the first kind 1F1B and V-Min
+# have some for every micro-batch: they keep only as many alive as ranks without hops need.
+_HOPS: list[Callable[[_Case], tuple[Floats, Floats]]] = [
+    lambda c: (2 * (c.p - 1), 2 * (c.m + c.p - 2)),
+    lambda c: (2 * (c.p - 1) * c.m / c.p + 2 * (c.p - 2), 2 * (c.m + c.p) - 5),
+    lambda c: (2 * (c.v * c.p - 1), 2 * c.v * c.m),
+    lambda c: (2 * (c.p - 1), 2 * (c.v * c.m + c.p - 2)),
+    lambda c: (4 * (c.p - 1), 2 * (c.v * c.m + c.p) - 5),
+    lambda c: (c.p - 1, 2 * c.m - 5),
+    lambda c: (5 * c.p - 7, 4 * c.m),
+    lambda c: (5 * c.p - 4, 4 * c.m + 3 * c.p),
+    lambda c: (6 * (c.p - 2) / (c.p - 1) * c.m + 4 * c.p - 8, 6 * c.m + 2 * c.p),
+    lambda c: (5 * c.p / 2 - 3, 2 * c.m + 0.7 * c.p),
+    lambda c: (5 * (c.p - 1), 4 * c.m + c.p),
+]
 
 
 def in_flight(schedule: Any, p: Any, v: Any, m: Any, rank: Any, group: Any = None) -> Floats:
     """Micro-batches whose activations a rank holds at its peak, in units of all the layers it owns.
 
     ``rank`` counts from 0 (the one with the embedding). A micro-batch in one of a rank's ``v``
-    stages counts ``1 / v``. ``group`` is Megatron's micro-batch group size of the interleaved
-    schedule (``p`` when not given). DualPipe keeps two copies of the model: its unit is one copy's stage.
+    stages counts ``1 / v``. ``group`` is Megatron's micro-batch group size of the interleaved and
+    ZB-H1 schedules (``p`` when not given). DualPipe keeps two copies of the model: its unit is the
+    stage of one.
     """
-    code, p, v, m, i = np.broadcast_arrays(
-        *(np.asarray(x, dtype=np.float64) for x in (schedule, p, v, m, rank))
-    )
-    n = p if group is None else np.asarray(group, dtype=np.float64)
+    columns = (schedule, p, v, m, rank, p if group is None else group)
+    code, p, v, m, i, n = np.broadcast_arrays(*(np.asarray(x, dtype=np.float64) for x in columns))
     counts = [
         m,
-        np.minimum(m, p - i),
-        np.minimum(m * v, np.where(m == n, m * v, 2 * (p - i - 1) + (v - 1) * n + 1)) / v,
+        p - i,
+        (2 * (p - i - 1) + (v - 1) * n + 1) / v,
         m,
-        np.minimum(m, p),
-        np.minimum(m, 2 * p - 1),
-        np.minimum(m, p),
-        np.minimum(m, p / 2 + 1),
-        np.minimum(m, p / 3 + 2),
-        np.minimum(m, p + 1),
-        np.minimum(m, p + 1),
+        (p + (v - 1) * n) / v,
+        2 * p - 1,
+        p,
+        np.floor((p + 2) / 2),
+        np.floor((p + 4) / 3),
+        p + 1,
+        p + 0.5,
     ]
-    return np.asarray(np.select([code == k for k in range(len(counts))], counts, np.nan), dtype=np.float64)
+    alive = np.select([code == k for k in range(len(counts))], counts, np.nan)
+    held: Floats = np.minimum(alive, m)
+    return held
