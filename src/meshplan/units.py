@@ -31,7 +31,7 @@ _FLOPS = {
 }  # fmt: skip
 _WATTS = {"W": 1.0, "kW": 1e3, "MW": 1e6}
 
-_QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([^\d\s].{0,20})?\s*", re.ASCII)
+_QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([a-zA-Zµμ].{0,20})?\s*", re.ASCII)
 
 
 def parse_bytes(text: object, *, what: str = "") -> float:

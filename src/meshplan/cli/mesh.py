@@ -8,6 +8,7 @@ import cyclopts
 from cyclopts import Parameter
 
 from meshplan.cli.options import Count, Json, option, read_count
+from meshplan.errors import InputError, shown
 from meshplan.plan.mesh import Mesh
 from meshplan.plan.plans import DEFAULT_ORDER
 from meshplan.report.mesh_view import draw_mesh, ink_for, mesh_dict
@@ -20,6 +21,8 @@ app = cyclopts.App(
 
 def read_rank(text: str, what: str) -> int:
     """A rank: a whole number from 0; raises ``InputError``."""
+    if text.strip().startswith("-"):
+        raise InputError(f"{what} must be at least 0, not {shown(text)}")
     return 0 if text.strip() and not text.strip().strip("0") else read_count(text, what)
 
 
