@@ -69,3 +69,5 @@ class Recompute(IntFlag):
     MLP = 32
     MOE = 64
     SHARED_EXPERTS = 128
+    OPERATORS = 256
+    """torch's selective checkpointing by operator: attention and every second matrix multiplication kept."""

@@ -92,8 +92,11 @@ def case_of(row: Row, *, stack: str | None = None) -> Case:
 
 def _memory_kind(row: Row, source: Source) -> str:
     """Which memory the row's peak is: the notes say it, or else the source's habit."""
-    for pattern, kind in ((r"nvidia-smi", "device"), (r"max ALLOCATED|max_allocated|max-allocated|torch max", "allocated"),
-                          (r"max RESERVED|mem=max reserved|peak reserved|reserved", "reserved")):
+    for pattern, kind in (
+        (r"nvidia-smi", "device"),
+        (r"max ALLOCATED|max_allocated|max-allocated|torch max", "allocated"),
+        (r"max RESERVED|mem=max reserved|peak reserved|reserved", "reserved"),
+    ):
         if noted(row, pattern):
             return kind
     return source.memory
@@ -122,7 +125,10 @@ def _model(row: Row) -> Model:
     vocab = row.whole("vocab")
     if not vocab:
         raise SkippedError("vocabulary missing")
-    if noted(row, r"dims not filled|hybrid|linear-attention|sparse attention|LatentMoE|\bDSA\b|layers counts sublayers"):
+    if noted(
+        row,
+        r"dims not filled|hybrid|linear-attention|sparse attention|LatentMoE|\bDSA\b|layers counts sublayers",
+    ):
         raise SkippedError("architecture not described by the row's dimensions")
     ffn, gated = row.whole("ffn"), bool(row.whole("gated", 1))
     experts = row.whole("experts", 0) or 0
@@ -144,14 +150,21 @@ def _model(row: Row) -> Model:
         stack = (dense,) * min(first, layers) + (routed,) * (layers - first) if dense else (routed,) * layers
     tied = bool(noted(row, r"tied emb")) and not noted(row, r"untied")
     mtp = (stack[-1],) if noted(row, r"\bMTP1?\b") and not noted(row, r"no MTP") else ()
-    return Model(name=row.text["model"], hidden=hidden, vocab=vocab, layers=stack, tied_embeddings=tied, mtp=mtp)
+    return Model(
+        name=row.text["model"], hidden=hidden, vocab=vocab, layers=stack, tied_embeddings=tied, mtp=mtp
+    )
 
 
 def _attention(row: Row, hidden: int, heads: int) -> Attention | LatentAttention:
     if row.whole("mla", 0):
         # DeepSeek's family: one latent geometry for all; the small models project q directly.
         return LatentAttention(
-            heads=heads, q_rank=None if hidden <= 2048 else 1536, kv_rank=512, nope_dim=128, rope_dim=64, v_dim=128
+            heads=heads,
+            q_rank=None if hidden <= 2048 else 1536,
+            kv_rank=512,
+            nope_dim=128,
+            rope_dim=64,
+            v_dim=128,
         )
     head_dim = row.whole("head_dim") or hidden // heads
     return Attention(heads=heads, kv_heads=row.whole("kv_heads") or heads, head_dim=head_dim)
@@ -220,7 +233,8 @@ def _recompute(row: Row, model: Model, pp: int, assumed: list[str]) -> tuple[int
     if how == "selective":
         if noted(row, r"every 2nd"):
             return -(-len(model.layers) // pp // 2), Recompute.NONE
-        return 0, Recompute.CORE_ATTN
+        torch = row.text["sharding"].lower() in ("fsdp", "hsdp", "fsdp(zero3)")
+        return 0, Recompute.OPERATORS if torch else Recompute.CORE_ATTN
     if how == "none":
         return 0, Recompute.NONE
     assumed.append("recompute")

@@ -86,7 +86,12 @@ def sweeps(outcomes: Iterable[Outcome]) -> list[Sweep]:
         estimated = [o.step_s for o in members]
         chosen = measured[int(np.argmin(estimated))]
         found.append(
-            Sweep(key=key, n=len(members), tau=kendall_tau(estimated, measured), regret=chosen / min(measured) - 1)
+            Sweep(
+                key=key,
+                n=len(members),
+                tau=kendall_tau(estimated, measured),
+                regret=chosen / min(measured) - 1,
+            )
         )
     return found
 
@@ -97,7 +102,10 @@ def oom_table(outcomes: Iterable[Outcome]) -> OomTable:
     for o in outcomes:
         counts[o.device_bytes > o.limit_bytes, o.case.out_of_memory] += 1
     return OomTable(
-        oom_oom=counts[True, True], oom_ran=counts[True, False], ran_oom=counts[False, True], ran_ran=counts[False, False]
+        oom_oom=counts[True, True],
+        oom_ran=counts[True, False],
+        ran_oom=counts[False, True],
+        ran_ran=counts[False, False],
     )
 
 

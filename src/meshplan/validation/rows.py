@@ -13,7 +13,19 @@ from pathlib import Path
 from meshplan.errors import InputError, shown
 from meshplan.files import read_text
 
-TEXT = ("id", "source", "ref", "release", "tier", "model", "gpu", "sharding", "recompute", "precision", "notes")
+TEXT = (
+    "id",
+    "source",
+    "ref",
+    "release",
+    "tier",
+    "model",
+    "gpu",
+    "sharding",
+    "recompute",
+    "precision",
+    "notes",
+)
 REQUIRED_NUMBERS = (
     "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "seq", "gpus", "gpus_per_node", "gbs", "mbs",
     "tp", "cp", "pp", "dp", "step_s", "tokens_s_gpu", "peak_gib",
@@ -59,8 +71,11 @@ def parse_rows(text: str, where: str) -> Iterator[Row]:
         header = reader.fieldnames or []
         missing = [c for c in ("id", "source", "model", "gpu", *REQUIRED_NUMBERS) if c not in header]
         if missing:
-            raise InputError(f"{where}: column {missing[0]!r} is missing (and {len(missing) - 1} more)" if len(missing) > 1
-                             else f"{where}: column {missing[0]!r} is missing")
+            raise InputError(
+                f"{where}: column {missing[0]!r} is missing (and {len(missing) - 1} more)"
+                if len(missing) > 1
+                else f"{where}: column {missing[0]!r} is missing"
+            )
         for record in reader:
             yield _row(record, reader.line_num, where)
     except csv.Error as error:
@@ -79,9 +94,13 @@ def _row(record: dict[str, str | None], line: int, where: str) -> Row:
         try:
             value = float(cell)
         except ValueError:
-            raise InputError(f"{where}, line {line}, column {column}: {shown(cell)} is not a number") from None
+            raise InputError(
+                f"{where}, line {line}, column {column}: {shown(cell)} is not a number"
+            ) from None
         if not math.isfinite(value) or value < 0:
-            raise InputError(f"{where}, line {line}, column {column}: {shown(cell)} must be finite and at least 0")
+            raise InputError(
+                f"{where}, line {line}, column {column}: {shown(cell)} must be finite and at least 0"
+            )
         number[column] = value
     return Row(line=line, text={c: (record.get(c) or "").strip() for c in TEXT}, number=number)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from meshplan.cost.costs import Costs
 from meshplan.cost.full.model import FullModel
@@ -48,10 +50,10 @@ class Run:
 
 
 def run(rows: Iterable[Row], *, keep: Callable[[Row], bool] = lambda row: True, stack: str | None = None) -> Run:
-    """Prices the rows that ``keep`` lets through."""
-    outcomes: list[Outcome] = []
+    """Prices the rows that ``keep`` lets through; rows of one problem and stack are priced together."""
     skipped: Counter[str] = Counter()
     first_skip: tuple[int, str] | None = None
+    cases: list[Case] = []
     count = 0
     for row in rows:
         count += 1
@@ -59,16 +61,37 @@ def run(rows: Iterable[Row], *, keep: Callable[[Row], bool] = lambda row: True, 
             skipped["not selected"] += 1
             continue
         try:
-            outcomes.append(price(case_of(row, stack=stack)))
+            cases.append(case_of(row, stack=stack))
         except (SkippedError, MeshplanError) as reason:
             skipped[str(reason)] += 1
             first_skip = first_skip or (row.line, str(reason))
-    return Run(rows=count, outcomes=tuple(outcomes), skipped=skipped, first_skip=first_skip)
+    return Run(rows=count, outcomes=tuple(price_cases(cases)), skipped=skipped, first_skip=first_skip)
 
 
-def price(case: Case) -> Outcome:
-    """The estimate for one case."""
-    costs = FullModel(stack=case.stack).price(case.model, case.cluster, case.workload, Plans.of(case.plan))
+def price_cases(cases: Sequence[Case]) -> list[Outcome]:
+    """The estimate for every case, in order."""
+    groups: dict[Hashable, list[int]] = defaultdict(list)
+    for i, case in enumerate(cases):
+        groups[_problem(case)].append(i)
+    found: dict[int, Outcome] = {}
+    for members in groups.values():
+        first = cases[members[0]]
+        plans = Plans.of(*(cases[i].plan for i in members))
+        gbs = np.array([cases[i].workload.gbs for i in members], dtype=np.int64)
+        model = FullModel(stack=first.stack)
+        costs = model.price_batches(first.model, first.cluster, first.workload, plans, gbs)
+        for at, i in enumerate(members):
+            found[i] = _outcome(cases[i], costs.take(slice(at, at + 1)))
+    return [found[i] for i in range(len(cases))]
+
+
+def _problem(case: Case) -> Hashable:
+    """What rows must share to be priced in one table."""
+    c = case.cluster
+    return case.model, c.gpu.name, c.gpus, c.tiers, case.workload.seq, case.workload.precision, case.stack.key
+
+
+def _outcome(case: Case, costs: Costs) -> Outcome:
     device = float(costs.memory_bytes[0])
     left_out = {"allocated": ("fragmentation", "context and NCCL"), "reserved": ("context and NCCL",), "device": ()}
     counted = device - sum(float(costs.memory[part][0]) for part in left_out[case.memory_kind])

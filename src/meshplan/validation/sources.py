@@ -17,6 +17,7 @@ class Source:
 
     stack: str
     source: str = ""
+    id: str = ""
     notes: str = ""
     gpu: str = ""
     release: str = ""
@@ -33,7 +34,7 @@ class Source:
         return all(
             not pattern or re.search(pattern, row.text[column], flags=re.IGNORECASE)
             for column, pattern in (
-                ("source", self.source), ("notes", self.notes), ("gpu", self.gpu), ("release", self.release),
+                ("source", self.source), ("id", self.id), ("notes", self.notes), ("gpu", self.gpu), ("release", self.release),
                 ("precision", self.precision), ("sharding", self.sharding),
             )
         )  # fmt: skip

@@ -152,6 +152,23 @@ def _workspace(layer: Layer, hidden: int, keys: LayerKeys, stack: Stack) -> Floa
     return block + stream * np.where(keys.sp, 1.0, 1.0) + 2 * hidden * sigma
 
 
+def _operator_bytes(layer: Layer, hidden: int, keys: LayerKeys) -> Floats:
+    """Bytes a token that torchtitan's per-operator checkpointing keeps: the layer's input, attention's
+    output, and of the products in order (q, k, v, out, gate, up, down) every second one."""
+    t, sigma = keys.tp.astype(np.float64), keys.stream_share
+    total = 2.0 * hidden * sigma
+    att = layer.attention
+    if att is not None:
+        total = total + (2 * att.q_width + 2 * att.v_width + 2 * att.out_width + 4 * att.heads) / t
+    if isinstance(layer.mlp, Mlp):
+        total = total + 2 * layer.mlp.width / t + 2 * hidden * sigma
+    elif isinstance(layer.mlp, Moe):
+        moe = layer.mlp
+        routed = moe.topk * sigma
+        total = total + (2 * moe.width + 2 * hidden) * routed + 2 * moe.shared_width / t + 2 * hidden * sigma
+    return total
+
+
 def layer_activations(layer: Layer, hidden: int, stack: Stack, keys: LayerKeys) -> LayerActivations:
     """What one layer keeps, for every key; bytes of one micro-batch on one rank."""
     tokens = keys.tokens
@@ -165,6 +182,11 @@ def layer_activations(layer: Layer, hidden: int, stack: Stack, keys: LayerKeys) 
         "moe" if is_moe else "mlp": (total_m - mlp_removed) * tokens,
     }
     full = (total_a + total_m) * tokens
+    by_operator = _has(keys, Recompute.OPERATORS)
+    if by_operator.any():
+        few = _operator_bytes(layer, hidden, keys) * tokens
+        share = np.where(by_operator > 0, few / np.maximum(sum(parts.values()), 1.0), 1.0)
+        parts = {name: value * share for name, value in parts.items()}
     return LayerActivations(
         kept=sum(parts.values(), np.zeros(len(keys))),
         full=full,

@@ -33,7 +33,8 @@ class Links:
 
     cluster: Cluster
     profile: Profile
-    rate: float
+    network_rate: float
+    scaleup_rate: float
 
     def seconds(self, op: str, size_bytes: Floats, group: Group, span: Ints) -> Floats:
         """One collective over ``group``, whose neighbours stand ``span`` ranks apart."""
@@ -45,7 +46,7 @@ class Links:
                 scaleup_bandwidth=tiers[0].bandwidth, network_bandwidth=link_bandwidth(self.cluster, group.size * span),
                 network_latency_s=network.latency_s,
             )
-            / self.rate
+            / np.where(group.size > group.per_node, self.network_rate, self.scaleup_rate)
         )  # fmt: skip
 
 
@@ -64,7 +65,9 @@ def tensor_parallel(
     if layer.parallel:
         blocks = min(blocks, 1)
     span = np.ones(len(keys), dtype=np.int64)
-    gather = links.seconds("all_gather", size, group, span) + links.seconds("reduce_scatter", size, group, span)
+    gather = links.seconds("all_gather", size, group, span) + links.seconds(
+        "reduce_scatter", size, group, span
+    )
     reduce = links.seconds("all_reduce", size, group, span)
     one = np.where(keys.tp > 1, np.where(keys.sp, gather, reduce), 0.0)
     exposed = stack.tp_exposed
@@ -72,7 +75,13 @@ def tensor_parallel(
 
 
 def context_parallel(
-    layer: Layer, keys: LayerKeys, links: Links, group: Group, attention_f: Floats, attention_b: Floats, stack: Stack
+    layer: Layer,
+    keys: LayerKeys,
+    links: Links,
+    group: Group,
+    attention_f: Floats,
+    attention_b: Floats,
+    stack: Stack,
 ) -> tuple[Floats, Floats, Floats]:
     """Forward, backward and hidden seconds of CP: ring hops hide under attention of the chunk at hand;
     all-gather and Ulysses transfers do not."""

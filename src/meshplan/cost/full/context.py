@@ -32,11 +32,16 @@ class Context:
     plans: Plans
     stack: Stack
     profile: Profile
+    gbs: Ints | None = None
+    """Sequences a step for each plan, where plans of several batches are priced together."""
 
     @cached_property
     def links(self) -> Links:
         """What a collective's time depends on."""
-        return Links(cluster=self.cluster, profile=self.profile, rate=self.stack.network_rate)
+        return Links(
+            cluster=self.cluster, profile=self.profile, network_rate=self.stack.network_rate,
+            scaleup_rate=self.stack.scaleup_rate,
+        )  # fmt: skip
 
     @cached_property
     def kinds(self) -> tuple[Layer, ...]:
@@ -87,7 +92,12 @@ class Context:
     def micro_batches(self) -> Floats:
         """Micro-batches a pipeline runs each step."""
         p = self.plans
-        return np.maximum(self.workload.gbs / (p.dp * p.mbs), 1.0)
+        return np.maximum(self.sequences / (p.dp * p.mbs), 1.0)
+
+    @property
+    def sequences(self) -> Ints:
+        """Sequences in a step, for each plan."""
+        return np.full(len(self.plans), self.workload.gbs) if self.gbs is None else self.gbs
 
     @property
     def domain(self) -> int:
@@ -129,7 +139,9 @@ class Context:
     def dense_parameters(self) -> Floats:
         """(plans, types): parameters a rank holds besides routed experts."""
         p, n = self.plans, len(self.plans)
-        sharded = [np.full(n, q.attention_sharded + q.sinks + q.mlp + q.shared) / p.tp for q in self.parameters]
+        sharded = [
+            np.full(n, q.attention_sharded + q.sinks + q.mlp + q.shared) / p.tp for q in self.parameters
+        ]
         repeated = [np.full(n, float(q.attention_replicated + q.router + q.norms)) for q in self.parameters]
         held = self.per_rank([a + b for a, b in zip(sharded, repeated, strict=True)])
         return held + self.end_parameters

@@ -108,8 +108,9 @@ def element_traffic(layer: Layer, hidden: int, keys: LayerKeys, stack: Stack) ->
     att = layer.attention
     if att is not None:
         rotated = (att.q_width + att.k_width) / t
-        forward += rotated * (4 + 4 * extra)
-        backward += rotated * (4 + 4 * extra)
+        if keys.rotary:
+            forward += rotated * (4 + 4 * extra)
+            backward += rotated * (4 + 4 * extra)
         if isinstance(att, LatentAttention):
             ranks = (att.q_rank or 0) + att.kv_rank
             forward += 4 * ranks * sigma + 4 * (att.k_width + att.v_width) / t

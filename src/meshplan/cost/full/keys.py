@@ -25,6 +25,8 @@ class LayerKeys:
     modules: Ints
     seq: int
     precision: str
+    rotary: bool = True
+    """Positions enter by rotating q and k in every layer, not by a learned table."""
 
     def __len__(self) -> int:
         return len(self.tp)

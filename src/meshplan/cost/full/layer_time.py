@@ -1,8 +1,7 @@
 """Seconds one layer takes on one rank for one micro-batch, forward and backward, by part.
 
 A kernel's time is read off the GPU's measured curve and divided by the stack's sustained rate; a
-layer's GPU time is the sum of its kernels and of the transfers nothing hides; the host may be slower
-than that (small layers), and then the difference is ``host``.
+layer's GPU time is the sum of its kernels and of the transfers nothing hides.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from meshplan.cost.full.stack import Stack
 from meshplan.model.layers import Layer, Moe
 from meshplan.plan.kinds import CpKind, Recompute
 
-PARTS = ("matmul", "attention", "elementwise", "tp", "cp", "ep", "host")
+PARTS = ("matmul", "attention", "elementwise", "tp", "cp", "ep")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +35,8 @@ class LayerTime:
     selective: Floats
     whole: Floats
     hidden: dict[str, Floats]
+    host: Floats
+    """Seconds the host needs to launch forward."""
 
     @property
     def forward_s(self) -> Floats:
@@ -64,7 +65,14 @@ def _seconds(gemm: Gemm, profile: Profile, precision: str, *, transpose: str = "
     if gemm.name.startswith("experts"):
         n, k = (gemm.k, gemm.n) if transpose == "input" else (gemm.n, gemm.k)
         seconds = grouped_gemm_seconds(
-            profile, gemm.m, gemm.batch, n, k, dtype=dtype, out_bytes=out_bytes, weight_gradient=transpose == "weight"
+            profile,
+            gemm.m,
+            gemm.batch,
+            n,
+            k,
+            dtype=dtype,
+            out_bytes=out_bytes,
+            weight_gradient=transpose == "weight",
         )
     else:
         seconds = gemm_seconds(profile, m, n, k, dtype=dtype, out_bytes=out_bytes)
@@ -103,18 +111,20 @@ def layer_time(
     gemms = [*attention_gemms(layer, hidden, keys), *mlp_gemms(layer, hidden, keys, stack)]
     rate = stack.matmul
     mm_f = sum((_seconds(g, profile, keys.precision) for g in gemms), np.zeros(len(keys))) / rate
-    mm_i = sum((_seconds(g, profile, keys.precision, transpose="input") for g in gemms), np.zeros(len(keys))) / rate
-    mm_w = sum((_seconds(g, profile, keys.precision, transpose="weight") for g in gemms), np.zeros(len(keys))) / rate
+    mm_i = (
+        sum((_seconds(g, profile, keys.precision, transpose="input") for g in gemms), np.zeros(len(keys)))
+        / rate
+    )
+    mm_w = (
+        sum((_seconds(g, profile, keys.precision, transpose="weight") for g in gemms), np.zeros(len(keys)))
+        / rate
+    )
     att_f, att_b = core
     traffic = element_traffic(layer, hidden, keys, stack)
     el_f = membound_seconds(profile, traffic.forward, kernels=traffic.kernels) / stack.memory_rate
     el_b = membound_seconds(profile, traffic.backward, kernels=2 * traffic.kernels) / stack.memory_rate
     forward = {"matmul": mm_f, "attention": att_f, "elementwise": el_f, **comm.forward}
     backward = {"matmul": mm_i + mm_w, "attention": att_b, "elementwise": el_b, **comm.backward}
-    host = _host_seconds(layer, keys, stack)
-    for parts, factor in ((forward, 1.0), (backward, stack.host_backward)):
-        gpu = np.asarray(sum(parts.values()))
-        parts["host"] = np.maximum(host * factor - gpu, 0.0)
     whole = np.asarray(sum(forward.values()))
     return LayerTime(
         forward=forward,
@@ -123,15 +133,17 @@ def layer_time(
         selective=_selective(layer, hidden, keys, gemms, profile, stack, att_f, el_f, mm_f, forward),
         whole=whole,
         hidden=comm.hidden,
+        host=_host_seconds(layer, keys, stack),
     )
 
 
 def _host_seconds(layer: Layer, keys: LayerKeys, stack: Stack) -> Floats:
-    """Time the host needs to launch one forward pass; MoE layers launch about twice as many kernels."""
+    """Time the host needs to launch one forward pass; MoE layers launch about twice as many kernels. A
+    collective waits for the slowest of tp hosts, so its cost grows with them."""
     if stack.cuda_graph:
         return np.zeros(len(keys))
     kernels = 2.0 if isinstance(layer.mlp, Moe) else 1.0
-    return stack.host_layer_s * kernels + np.where(keys.tp > 1, 2.0 * stack.host_tp_s, 0.0)
+    return np.asarray(stack.host_layer_s * kernels + 2.0 * stack.host_tp_s * (keys.tp - 1))
 
 
 def _selective(
@@ -165,4 +177,5 @@ def _selective(
     total += chosen(Recompute.MLP) * matmuls("fc1")
     total += chosen(Recompute.MOE) * (matmuls("router", "experts", "shared") + forward["ep"])
     total += chosen(Recompute.SHARED_EXPERTS) * matmuls("shared fc1")
+    total += chosen(Recompute.OPERATORS) * (mm_f / 2 + el_f)
     return total

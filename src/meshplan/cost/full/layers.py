@@ -46,12 +46,24 @@ class Priced:
 def price_layers(c: Context) -> Priced:
     """All layer kinds for every distinct key."""
     p = c.plans
-    columns = (p.tp, p.sp, p.cp, p.cp_kind, p.ep, p.etp, p.mbs, p.recompute_modules, c.spans["cp"], c.spans["ep"])
+    columns = (
+        p.tp,
+        p.sp,
+        p.cp,
+        p.cp_kind,
+        p.ep,
+        p.etp,
+        p.mbs,
+        p.recompute_modules,
+        c.spans["cp"],
+        c.spans["ep"],
+    )
     index, of_plan = distinct(columns)
     k = p.take(index)
     keys = LayerKeys(
         tp=k.tp, sp=(k.sp > 0) & (k.tp > 1), cp=k.cp, cp_kind=k.cp_kind, ep=k.ep, etp=k.etp, mbs=k.mbs,
         modules=k.recompute_modules, seq=c.workload.seq, precision=c.workload.precision,
+        rotary=not c.model.positions,
     )  # fmt: skip
     ones = np.ones(len(keys), dtype=np.int64)
     groups = {
@@ -65,7 +77,9 @@ def price_layers(c: Context) -> Priced:
         tp_f, tp_b, tp_h = tensor_parallel(layer, c.model.hidden, keys, c.links, groups["tp"], c.stack)
         core_f, core_b = attention_core(layer, keys, c.profile, c.stack)
         cp_f, cp_b, cp_h = context_parallel(layer, keys, c.links, groups["cp"], core_f, core_b, c.stack)
-        ep_f, ep_h = expert_parallel(layer, c.model.hidden, keys, c.links, groups["ep"], groups["etp"], c.stack)
+        ep_f, ep_h = expert_parallel(
+            layer, c.model.hidden, keys, c.links, groups["ep"], groups["etp"], c.stack
+        )
         comm = LayerComm(
             forward={"tp": tp_f, "cp": cp_f, "ep": ep_f},
             backward={"tp": tp_b, "cp": cp_b, "ep": ep_f},
@@ -73,7 +87,9 @@ def price_layers(c: Context) -> Priced:
         )
         times.append(layer_time(layer, c.model.hidden, keys, c.profile, c.stack, comm, (core_f, core_b)))
         activations.append(layer_activations(layer, c.model.hidden, c.stack, keys))
-    return Priced(keys=keys, of_plan=of_plan, times=tuple(times), activations=tuple(activations), ends=_ends(c, keys))
+    return Priced(
+        keys=keys, of_plan=of_plan, times=tuple(times), activations=tuple(activations), ends=_ends(c, keys)
+    )
 
 
 def distinct(columns: tuple[Ints, ...]) -> tuple[Ints, Ints]:

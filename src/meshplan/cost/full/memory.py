@@ -50,8 +50,14 @@ def weight_gradient_buffers(c: Context, priced: Priced) -> Floats:
         return total
     widest = np.zeros(n)
     for k, layer in enumerate(c.kinds):
-        att = sum((_weights(g.n, g.k, priced) for g in attention_gemms(layer, c.model.hidden, priced.keys)), np.zeros(n))
-        mlp = sum((_weights(g.n, g.k, priced) for g in mlp_gemms(layer, c.model.hidden, priced.keys, c.stack)), np.zeros(n))
+        att = sum(
+            (_weights(g.n, g.k, priced) for g in attention_gemms(layer, c.model.hidden, priced.keys)),
+            np.zeros(n),
+        )
+        mlp = sum(
+            (_weights(g.n, g.k, priced) for g in mlp_gemms(layer, c.model.hidden, priced.keys, c.stack)),
+            np.zeros(n),
+        )
         widest = np.maximum(widest, att)
         total += np.where(c.layers[:, :, k] > 0, mlp[:, None], 0.0)
     return total + np.where(c.layers.sum(axis=2) > 0, widest[:, None], 0.0)
@@ -102,7 +108,12 @@ def peak(c: Context, priced: Priced) -> Peak:
     sharded_over = (p.dp * p.cp // np.maximum(p.replicas, 1))[:, None]
     copies = np.where(p.schedule == Schedule.DUALPIPE, 2.0, 1.0)[:, None]
     st = states(
-        c.dense_parameters * copies, c.expert_parameters * copies, sharded_over, p.edp[:, None], p.sharding[:, None], c.stack
+        c.dense_parameters * copies,
+        c.expert_parameters * copies,
+        sharded_over,
+        p.edp[:, None],
+        p.sharding[:, None],
+        c.stack,
     )
     alive = micro_batches_alive(c)
     kept = c.per_rank([a.kept[at] for a in priced.activations])
@@ -146,6 +157,8 @@ def _layers_to_recompute(
     room_without = (limit - fixed) / 1.0 - slack * momentary(c, priced, none)
     room_with = (limit - fixed) - slack * momentary(c, priced, ~none)
     saved = np.maximum((kept - inputs) * alive / np.maximum(count, 1) * slack, 1.0)
-    needed = np.where(kept * alive * slack <= room_without, 0.0, np.ceil((kept * alive * slack - room_with) / saved))
+    needed = np.where(
+        kept * alive * slack <= room_without, 0.0, np.ceil((kept * alive * slack - room_with) / saved)
+    )
     needed = np.where(c.ranks > 0, np.clip(needed, 0.0, count), 0.0).max(axis=1)
     return np.where(left_open, needed.astype(np.int64), asked)

@@ -16,7 +16,7 @@ from meshplan.cost.full.stack import Stack, load_stack
 from meshplan.cost.full.step import step_parts
 from meshplan.model.flops import flop_per_token
 from meshplan.model.model import Model
-from meshplan.plan.plans import Plans
+from meshplan.plan.plans import Ints, Plans
 from meshplan.plan.workload import Workload
 
 PEAK_OF = {"bf16": "bf16", "fp16": "bf16", "fp8": "fp8", "mxfp8": "fp8", "nvfp4": "fp4", "fp32": "fp32"}
@@ -39,9 +39,15 @@ class FullModel:
 
     def price(self, model: Model, cluster: Cluster, workload: Workload, plans: Plans) -> Costs:
         """Step time and peak memory of every plan."""
+        return self.price_batches(model, cluster, workload, plans, None)
+
+    def price_batches(
+        self, model: Model, cluster: Cluster, workload: Workload, plans: Plans, gbs: Ints | None
+    ) -> Costs:
+        """The same where each plan has its own global batch, ``gbs`` sequences."""
         c = Context(
             model=model, cluster=cluster, workload=workload, plans=plans, stack=self.stack,
-            profile=self.profile or load_profile(cluster.gpu.name),
+            profile=self.profile or load_profile(cluster.gpu.name), gbs=gbs,
         )  # fmt: skip
         priced = price_layers(c)
         memory = peak(c, priced)
@@ -51,7 +57,7 @@ class FullModel:
         time, hidden = step_parts(c, priced, recomputed)
         step = np.asarray(sum(time.values()))
         parts = memory.of_fullest()
-        flops = flop_per_token(model, workload.seq, "causal", mtp=bool(model.mtp)) * workload.tokens
+        flops = flop_per_token(model, workload.seq, "causal", mtp=bool(model.mtp)) * workload.seq * c.sequences
         peaks = cluster.gpu.peak_flops
         best = peaks.get(PEAK_OF[workload.precision]) or peaks.get("bf16") or max(peaks.values())
         return Costs(

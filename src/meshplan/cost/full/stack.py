@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import tomllib
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from functools import lru_cache
 from importlib import resources
@@ -12,6 +13,24 @@ from typing import Any
 from meshplan.errors import InputError, UnknownNameError
 
 _DATA = "meshplan.cost"
+
+FITTED: Mapping[str, tuple[str, ...]] = {
+    "matmul": ("matmul", "recompute", "head and loss"),
+    "attention_rate": ("attention",),
+    "memory_rate": ("elementwise", "optimizer", "head and loss"),
+    "network_rate": ("tp", "cp", "ep", "dp", "pp"),
+    "scaleup_rate": ("tp", "cp", "ep", "dp"),
+    "tp_exposed": ("tp",),
+    "ep_exposed": ("ep",),
+    "fsdp_overlap": ("dp",),
+    "host_layer_s": ("host",),
+    "host_backward": ("host",),
+    "host_tp_s": ("host",),
+    "host_micro_s": ("host",),
+    "step_s": ("step overhead",),
+    "straggler": ("straggler",),
+}
+"""Scalars that published runs may set, and the parts of a step that each moves."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +87,9 @@ class Stack:
     memory_rate: float = 1.0
     """*Fitted*: sustained share of HBM bandwidth in element-wise operators."""
     network_rate: float = 1.0
-    """*Fitted*: sustained share of the measured collective rates."""
+    """*Fitted*: sustained share of the expected rate of collectives that cross nodes."""
+    scaleup_rate: float = 1.0
+    """*Fitted*: sustained share of the measured rate of collectives inside a scale-up domain."""
     host_layer_s: float = 0.5e-3
     """*Fitted*: seconds the host needs to launch one layer's forward pass."""
     host_backward: float = 1.0
@@ -86,8 +107,29 @@ class Stack:
     """Spread of GPU speed; the slowest of n sets the pace: 1 + spread · sqrt(2 ln n)."""
     sources: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def key(self) -> tuple[object, ...]:
+        """All that prices depend on, as something hashable."""
+        return tuple(getattr(self, f.name) for f in fields(self) if f.name != "sources")
+
+    @property
+    def fitted(self) -> dict[str, float]:
+        """The scalars of ``FITTED`` that are not at their neutral value, with their values."""
+        neutral = {f.name: f.default for f in fields(self)}
+        values = {name: getattr(self, name) for name in FITTED if name in neutral}
+        return {name: value for name, value in values.items() if value != neutral[name]}
+
     def __post_init__(self) -> None:
-        for name in ("tp_exposed", "ep_exposed", "fsdp_overlap", "matmul", "attention_rate", "memory_rate", "network_rate"):
+        for name in (
+            "tp_exposed",
+            "ep_exposed",
+            "fsdp_overlap",
+            "matmul",
+            "attention_rate",
+            "memory_rate",
+            "network_rate",
+            "scaleup_rate",
+        ):
             value = getattr(self, name)
             if not (math.isfinite(value) and 0 <= value <= 1):
                 raise InputError(f"stack {self.name}: {name} must be between 0 and 1, not {value}")
@@ -120,7 +162,9 @@ def stack_from(table: dict[str, Any], *, where: str) -> Stack:
             raise InputError(f"{where}: unknown key '{key}'; known keys are {', '.join(known)}")
         default = known[key].default
         if isinstance(default, bool) != isinstance(value, bool) and default is not MISSING:
-            raise InputError(f"{where}: {key} must be {'true or false' if isinstance(default, bool) else 'a number'}")
+            raise InputError(
+                f"{where}: {key} must be {'true or false' if isinstance(default, bool) else 'a number'}"
+            )
         if isinstance(default, float) and not isinstance(value, int | float):
             raise InputError(f"{where}: {key} must be a number, not {value!r}")
     for key in ("name", "title"):

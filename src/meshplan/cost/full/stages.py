@@ -45,8 +45,13 @@ class RankType:
 
 @lru_cache(maxsize=65536)
 def rank_types(
-    kinds: tuple[int, ...], kind_count: int, pp: int, vp: int, v_shaped: bool,
-    layout: tuple[int, ...] | None, with_head: tuple[int, ...] = (),
+    kinds: tuple[int, ...],
+    kind_count: int,
+    pp: int,
+    vp: int,
+    v_shaped: bool,
+    layout: tuple[int, ...] | None,
+    with_head: tuple[int, ...] = (),
 ) -> tuple[RankType, ...]:
     """The types of rank of one split."""
     stages = pp * vp

@@ -27,7 +27,9 @@ class States:
     optimizer: Floats
 
 
-def states(dense: Floats, experts: Floats, dense_shards: Ints, expert_shards: Ints, sharding: Ints, stack: Stack) -> States:
+def states(
+    dense: Floats, experts: Floats, dense_shards: Ints, expert_shards: Ints, sharding: Ints, stack: Stack
+) -> States:
     """States of a rank that holds ``dense`` and ``experts`` parameters (already divided by tp, pp and
     ep); arrays broadcast (plans × stages)."""
     z1 = sharding >= Sharding.ZERO1

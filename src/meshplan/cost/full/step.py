@@ -44,14 +44,30 @@ def rank_work(c: Context, priced: Priced, recomputed: Floats) -> Work:
     whole = c.per_rank([t.whole[at] for t in priced.times])
     selective = c.per_rank([t.selective[at] for t in priced.times])
     parts["recompute"] = whole * recomputed + selective * (1 - recomputed)
-    parts["host"] = parts["host"] + np.where(c.first | c.last, c.stack.host_micro_s, 0.0)
     forward = c.per_rank([t.forward_s[at] for t in priced.times])
-    forward = forward + (ends.head_forward[at][:, None] * c.last) + ends.embedding_forward[at][:, None] * c.first
+    forward = (
+        forward + (ends.head_forward[at][:, None] * c.last) + ends.embedding_forward[at][:, None] * c.first
+    )
+    host_f, host_b = host_seconds(c, priced, recomputed)
+    gpu = np.asarray(sum(parts.values()))
+    waits_f, waits_b = np.maximum(host_f - forward, 0.0), np.maximum(host_b - (gpu - forward), 0.0)
+    parts["host"] = waits_f + waits_b
+    forward = forward + waits_f
     weight = c.per_rank([t.weight[at] for t in priced.times]) + ends.head_weight[at][:, None] * c.last
     busy = np.asarray(sum(parts.values()))
     gather_f, gather_b, hidden = gathering(c, forward, busy - forward)
     parts["dp"] = gather_f + gather_b
-    return Work(parts=parts, forward=forward + gather_f, weight=np.minimum(weight, busy - forward), hidden=hidden)
+    return Work(
+        parts=parts, forward=forward + gather_f, weight=np.minimum(weight, busy - forward), hidden=hidden
+    )
+
+
+def host_seconds(c: Context, priced: Priced, recomputed: Floats) -> tuple[Floats, Floats]:
+    """(plans, types): seconds the host needs to launch a micro-batch forward, and backward with what is
+    recomputed. The slower of host and GPU sets the pace, in each direction apart."""
+    per_layer = c.per_rank([t.host[priced.of_plan] for t in priced.times])
+    ends = np.where(c.first | c.last, c.stack.host_micro_s / 2, 0.0)
+    return per_layer + ends, per_layer * (c.stack.host_backward + recomputed) + ends
 
 
 def gathering(c: Context, forward: Floats, backward: Floats) -> tuple[Floats, Floats, Floats]:
@@ -88,9 +104,11 @@ def gathering(c: Context, forward: Floats, backward: Floats) -> tuple[Floats, Fl
 
 
 def hop_seconds(c: Context, priced: Priced) -> Floats:
-    """Seconds the activations of one micro-batch take to the next stage, for each plan."""
+    """Seconds the activations of one micro-batch take to the next stage, for each plan. Each of the tp
+    ranks sends its share over its own NIC: the shard under SP, a slice that is gathered on the other side
+    without (arXiv 2104.04473, 4.1)."""
     keys, at = priced.keys, priced.of_plan
-    size = (2.0 * c.model.hidden * keys.tokens * keys.stream_share)[at]
+    size = (2.0 * c.model.hidden * keys.tokens / keys.tp)[at]
     pair = group(np.minimum(c.plans.pp, 2), c.spans["pp"], c.domain)
     return np.where(c.plans.pp > 1, c.links.seconds("p2p", size, pair, c.spans["pp"]), 0.0)
 
@@ -111,15 +129,17 @@ def step_parts(c: Context, priced: Priced, recomputed: Floats) -> tuple[dict[str
     busy_max, forward_max = busy[rows, slowest], work.forward[rows, slowest]
     weight_max = work.weight[rows, slowest]
     hop = hop_seconds(c, priced)
-    _, bubble = step_time(
-        p.schedule, p.pp, p.vp, m, forward_max, busy_max - forward_max - weight_max, weight_max,
-        mean(work.forward) * p.pp, mean(busy - work.forward - work.weight) * p.pp, mean(work.weight) * p.pp, hop,
+    stages = (
+        forward_max, busy_max - forward_max - weight_max, weight_max,
+        mean(work.forward) * p.pp, mean(busy - work.forward - work.weight) * p.pp, mean(work.weight) * p.pp,
     )  # fmt: skip
+    _, bubble = step_time(p.schedule, p.pp, p.vp, m, *stages, 0.0)
+    _, waiting = step_time(p.schedule, p.pp, p.vp, m, *stages, hop)
     time = {name: m * mean(value) for name, value in work.parts.items()}
     time["imbalance"] = m * (busy_max - mean(busy))
     time["bubble"] = np.where(p.pp > 1, bubble, 0.0)
-    interleaved = p.vp > 1
-    time["pp"] = np.where(interleaved & c.stack.p2p_overlap, 0.0, 2.0 * p.vp * hop * m)
+    steady = np.where((p.vp > 1) & ~np.bool_(c.stack.p2p_overlap), 2.0 * p.vp * hop * m, 0.0)
+    time["pp"] = np.where(p.pp > 1, waiting - bubble + steady, 0.0)
     shards = Shards(
         dense=c.dense_parameters.max(axis=1), experts=c.expert_parameters.max(axis=1), dense_group=c.dense_group,
         expert_group=c.expert_group, dense_span=c.spans["dp"], expert_span=c.spans["edp"],
@@ -132,7 +152,8 @@ def step_parts(c: Context, priced: Priced, recomputed: Floats) -> tuple[dict[str
     time["optimizer"] = sync.optimizer
     time["step overhead"] = np.full(len(p), c.stack.step_s)
     hidden = {
-        name: m * mean(c.per_rank([t.hidden[name][priced.of_plan] for t in priced.times])) for name in ("tp", "cp", "ep")
+        name: m * mean(c.per_rank([t.hidden[name][priced.of_plan] for t in priced.times]))
+        for name in ("tp", "cp", "ep")
     }
     hidden["dp"] = m * mean(work.hidden) + np.where(c.gathers, 0.0, sync.hidden)
     if c.stack.straggler:

@@ -83,5 +83,5 @@ def gradient_sync(
         z1, shards.dense / shards.dense_group.size + shards.experts / shards.expert_group.size, local
     )
     traffic = OPTIMIZER_TRAFFIC * owned + 2.0 * stack.grad_bytes * local
-    optimizer = traffic / (profile.device.hbm_bandwidth * profile.memory.efficiency * stack.memory_rate)
+    optimizer = traffic / (profile.gpu.hbm_bandwidth * profile.memory.efficiency * stack.memory_rate)
     return Sync(exposed=exposed, hidden=reduce + gather - exposed, optimizer=optimizer)

@@ -1,0 +1,280 @@
+"""One plan in full: what each kind of rank holds, and how well every number behind it is known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from meshplan.cluster.cluster import Cluster
+from meshplan.cluster.curves import gemm_curve
+from meshplan.cluster.profile import Profile, load_profile
+from meshplan.cluster.profile_data import Evidence
+from meshplan.cost.costs import Costs
+from meshplan.cost.full.context import Context
+from meshplan.cost.full.layers import price_layers
+from meshplan.cost.full.memory import Peak, peak
+from meshplan.cost.full.model import PEAK_OF, FullModel
+from meshplan.cost.full.stack import FITTED, Stack
+from meshplan.model.flops import ForwardFlops, flop_per_token, layer_flops
+from meshplan.model.layers import Layer, Moe
+from meshplan.model.model import Model
+from meshplan.plan.kinds import CpKind, Recompute, Sharding
+from meshplan.plan.plans import DEFAULT_ORDER, Plan, Plans
+from meshplan.plan.workload import Workload
+
+COUNTED = "counted"
+"""Provenance of what needs no measurement: shapes, parameters, the order of the schedule."""
+
+LEFT_OUT = (
+    "data loading, checkpoints, evaluation and restarts",
+    "uneven expert routing beyond the stack's imbalance factor",
+    "packed documents: every sequence is one document of full length",
+    "other jobs' traffic on the network, and slow or failing GPUs",
+    "offloading to host memory",
+)
+"""What no estimate of the full model contains."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stage:
+    """Pipeline ranks that hold the same; ``memory`` in bytes by part."""
+
+    ranks: int
+    first_rank: int
+    layers: int
+    embedding: bool
+    head: bool
+    memory: Mapping[str, float]
+
+    @property
+    def memory_bytes(self) -> float:
+        """All parts."""
+        return float(sum(self.memory.values()))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Term:
+    """One number, or curve, that a part of the estimate rests on, and how well it is known.
+
+    ``provenance``: measured, fitted, datasheet, assumed or counted. ``error``: median relative error of
+    a curve against its measurements.
+    """
+
+    parts: tuple[str, ...]
+    what: str
+    provenance: str
+    source: str
+    date: str = ""
+    error: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Explanation:
+    """The price of one plan (``costs`` has one row) with its stages and the evidence for it."""
+
+    costs: Costs
+    stack: Stack
+    hfu: float
+    """As MFU, with the FLOP that recomputing runs again."""
+    peak_flops: float
+    """What MFU and HFU are shares of."""
+    stages: tuple[Stage, ...]
+    terms: tuple[Term, ...]
+    assumptions: tuple[str, ...]
+    left_out: tuple[str, ...] = LEFT_OUT
+
+
+def explain(
+    full: FullModel,
+    model: Model,
+    cluster: Cluster,
+    workload: Workload,
+    plan: Plan,
+    *,
+    order: tuple[str, ...] = DEFAULT_ORDER,
+) -> Explanation:
+    """The price of ``plan`` under ``full``, taken apart. Raises what pricing raises."""
+    plans = Plans.of(plan, order=order)
+    costs = full.price(model, cluster, workload, plans)
+    profile = full.profile or load_profile(cluster.gpu.name)
+    context = Context(
+        model=model, cluster=cluster, workload=workload, plans=plans, stack=full.stack, profile=profile
+    )
+    memory = peak(context, price_layers(context))
+    peaks = cluster.gpu.peak_flops
+    best = peaks.get(PEAK_OF[workload.precision]) or peaks.get("bf16") or max(peaks.values())
+    again = recomputed_flops(model, workload.seq, context, memory) / flop_per_token(
+        model, workload.seq, mtp=bool(model.mtp)
+    )
+    return Explanation(
+        costs=costs,
+        stack=full.stack,
+        hfu=float(costs.mfu[0]) * (1 + again),
+        peak_flops=best,
+        stages=tuple(_stages(context, memory)),
+        terms=tuple(_terms(context, costs)),
+        assumptions=(*costs.assumptions, *_assumptions(context)),
+    )
+
+
+def _stages(c: Context, memory: Peak) -> Iterator[Stage]:
+    for i in np.argsort(c.earliest[0], kind="stable"):
+        if c.ranks[0, i]:
+            yield Stage(
+                ranks=int(c.ranks[0, i]),
+                first_rank=int(c.earliest[0, i]),
+                layers=int(c.layers[0, i].sum()),
+                embedding=bool(c.first[0, i]),
+                head=bool(c.last[0, i]),
+                memory={name: float(value[0, i]) for name, value in memory.parts.items()},
+            )
+
+
+def recomputed_flops(model: Model, seq: int, c: Context, memory: Peak) -> float:
+    """FLOP a token that the plan's recomputing runs again, all ranks together.
+
+    Whole layers: their forward pass. Modules: their products (element-wise work is not counted). What
+    flash attention recomputes inside its own backward is not counted, as usual (arXiv 2205.05198).
+    """
+    held = c.layers[0].sum(axis=1)
+    layers = max(int(memory.recompute_layers[0]), 0)
+    whole = np.minimum(layers / np.maximum(held, 1.0), 1.0)
+    modules = Recompute(int(c.plans.recompute_modules[0]))
+    total = 0.0
+    for k, layer in enumerate(c.kinds):
+        flops = layer_flops(layer, model.hidden, seq)
+        per_rank = whole * flops.total + (1 - whole) * module_flops(layer, flops, modules)
+        total += float((c.layers[0, :, k] * c.ranks[0] * per_rank).sum())
+    return total
+
+
+def module_flops(layer: Layer, flops: ForwardFlops, modules: Recompute) -> float:
+    """Forward FLOP a token of the recomputed ``modules`` in ``layer``."""
+    moe = isinstance(layer.mlp, Moe)
+    total = flops.attention_core if Recompute.CORE_ATTN in modules else 0.0
+    if Recompute.MLP in modules:
+        total += flops.mlp
+    if Recompute.MOE in modules and moe:
+        total += flops.moe
+    elif Recompute.SHARED_EXPERTS in modules and moe:
+        total += flops.shared
+    if Recompute.OPERATORS in modules:
+        total += flops.linear / 2
+    return total
+
+
+# ── what is known how well ───────────────────────────────────────────────────────────────────────
+
+
+def _terms(c: Context, costs: Costs) -> Iterator[Term]:
+    """The evidence behind every part of the time and memory that is not zero."""
+    used = {name for parts in (costs.time, costs.hidden) for name, v in parts.items() if float(v[0]) > 0}
+    for parts, what, evidence in _curves(c.profile, c):
+        shown = tuple(part for part in parts if part in used)
+        if shown:
+            yield _term(shown, what, evidence)
+    gpu = c.cluster.gpu
+    yield Term(
+        parts=("mfu",), what=f"peak FLOP/s of {gpu.title}", provenance="datasheet",
+        source=_source(gpu.sources, "peak_flops"),
+    )  # fmt: skip
+    if len(c.cluster.tiers) > 1 and used & {"tp", "cp", "ep", "dp", "pp"}:
+        links = tuple(p for p in ("tp", "cp", "ep", "dp", "pp") if p in used)
+        yield Term(
+            parts=links, what="bandwidth of links and network", provenance="datasheet",
+            source=_source(gpu.sources, "nic_bandwidth"),
+        )  # fmt: skip
+    for name, value in c.stack.fitted.items():
+        shown = tuple(part for part in FITTED[name] if part in used or part == "step overhead")
+        source = c.stack.sources.get(name, "")
+        yield Term(parts=shown, what=f"{name} = {value:g} of stack {c.stack.name}", provenance="fitted",
+                   source=source or "published runs of this stack")  # fmt: skip
+    yield Term(
+        parts=tuple(p for p in ("bubble", "imbalance") if p in used), what="order of the schedule",
+        provenance=COUNTED, source="closed form, bounded against an exact simulation in the tests",
+    )  # fmt: skip
+    yield Term(
+        parts=("weights", "gradients", "optimizer", "activations"), what="parameters and saved tensors",
+        provenance=COUNTED, source="shapes of the model, habits of the stack",
+    )  # fmt: skip
+    yield Term(
+        parts=("fragmentation", "context and NCCL"), what="allocator, CUDA context, communicators",
+        provenance="assumed", source="usual values; a measured run replaces them",
+    )  # fmt: skip
+
+
+def _curves(profile: Profile, c: Context) -> Iterator[tuple[tuple[str, ...], str, Evidence]]:
+    """Parts of the time, what they rest on, and its evidence."""
+    precision = c.workload.precision
+    dtype = {"fp16": "bf16", "fp32": "tf32"}.get(precision, precision)
+    products = ("matmul", "recompute")
+    yield products, f"{precision} matrix multiplication", gemm_curve(profile, dtype)[0].evidence
+    if dtype != "bf16":
+        yield ("head and loss",), "bf16 matrix multiplication", profile.gemm["bf16"].evidence
+    if any(isinstance(layer.mlp, Moe) for layer in c.kinds):
+        grouped = profile.grouped.get(dtype) or profile.grouped["bf16"]
+        yield products, "grouped matrix multiplication of experts", grouped.evidence
+    if c.stack.attention == "unfused":
+        yield ("attention",), "unfused attention", profile.unfused_attention.evidence
+    else:
+        kernel = profile.best_attention if c.stack.attention == "flash" else c.stack.attention
+        kernel = kernel if kernel in profile.attention else profile.best_attention
+        yield ("attention",), f"attention kernel {kernel}", profile.attention[kernel].evidence
+    yield ("elementwise", "optimizer"), "memory bandwidth in element-wise kernels", profile.memory.evidence
+    for factor in ("sustained", "dgrad_factor", "wgrad_factor"):
+        yield ("matmul",), f"{factor.replace('_', ' ')} of products", profile.factors[factor].evidence
+    for op, parts in _collectives(c):
+        yield parts, f"{op.replace('_', '-')} inside a node", profile.collectives[op].evidence
+    if len(c.cluster.tiers) > 1:
+        yield ("tp", "cp", "ep", "dp", "pp"), "collectives across nodes", profile.network.evidence
+
+
+def _collectives(c: Context) -> Iterator[tuple[str, tuple[str, ...]]]:
+    p = c.plans
+    sp, ring = bool(p.sp[0]), CpKind(int(p.cp_kind[0])) is CpKind.RING
+    zero1 = int(p.sharding[0]) >= Sharding.ZERO1
+    scattered = (("tp",) if sp else ()) + (() if ring else ("cp",)) + (("dp",) if zero1 else ())
+    reduced = (() if sp else ("tp",)) + (() if zero1 else ("dp",))
+    yield "all_gather", (*scattered, *(("cp",) if ring else ()))
+    yield "reduce_scatter", scattered
+    yield "all_reduce", reduced
+    yield "all_to_all", ("ep", *(("cp",) if CpKind(int(p.cp_kind[0])) is CpKind.ULYSSES else ()))
+
+
+def _term(parts: tuple[str, ...], what: str, evidence: Evidence) -> Term:
+    error = None if evidence.fit_error is None else evidence.fit_error.median
+    return Term(
+        parts=parts, what=what, provenance=evidence.provenance, source=evidence.source, date=evidence.date,
+        error=error,
+    )  # fmt: skip
+
+
+def _source(sources: Mapping[str, str], name: str) -> str:
+    found = [text for key, text in sources.items() if key.startswith(name)]
+    return found[0] if found else "the maker's datasheet"
+
+
+def _assumptions(c: Context) -> Iterator[str]:
+    gpu, profile, stack = c.cluster.gpu, c.profile, c.stack
+    yield (
+        "MFU counts the model's own FLOP, causal attention once, against the dense "
+        f"{PEAK_OF[c.workload.precision]} peak"
+    )
+    if profile.like:
+        yield f"kernels and collectives of {profile.like} stand in for {gpu.name}, as shares of its peaks"
+    if any(isinstance(layer.mlp, Moe) for layer in c.kinds):
+        yield (
+            "every expert gets as many tokens as any other"
+            if stack.moe_imbalance == 1
+            else f"the fullest expert rank gets {stack.moe_imbalance:g} times the mean of tokens"
+        )
+    if bool((c.ranks > 1).any()) and c.plans.layout[0] < 0 and len(c.model.layers) % int(c.plans.pp[0]):
+        yield "layers that do not divide over the stages leave the first and last stage one short"
+    yield from c.model.notes
+
+
+def stack_values(stack: Stack) -> Mapping[str, object]:
+    """Every switch and scalar of ``stack`` by name, for JSON."""
+    return {f.name: getattr(stack, f.name) for f in fields(stack) if f.name != "sources"}
