@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from meshplan.cluster.cluster import Cluster
 from meshplan.cost.costs import Costs
 from meshplan.model.counts import model_parameters
+from meshplan.model.model import Model
 from meshplan.plan.kinds import CpKind, Recompute, Schedule, Sharding
+from meshplan.plan.plans import Plans
 from meshplan.plan.workload import Workload
 from meshplan.search.ranking import Ranking
 
@@ -24,8 +27,8 @@ def ranking_data(ranking: Ranking, top: int | None = None) -> dict[str, Any]:
     nothing = ranking.nothing
     return {
         "schema_version": SCHEMA_VERSION,
-        "model": _model_data(ranking),
-        "cluster": _cluster_data(ranking),
+        "model": model_data(ranking.model),
+        "cluster": cluster_data(ranking.cluster, ranking.costs.memory_limit_bytes),
         "workload": workload_data(ranking.workload),
         "cost_model": ranking.cost_model,
         "order": "-".join(ranking.space.order),
@@ -65,8 +68,21 @@ def ranking_data(ranking: Ranking, top: int | None = None) -> dict[str, Any]:
 
 def plan_data(costs: Costs, i: int, workload: Workload, gpus: int) -> dict[str, Any]:
     """Row ``i`` of ``costs``."""
-    p = costs.plans
     step = float(costs.step_s[i])
+    return {
+        **layout_data(costs.plans, i, workload),
+        "mfu": float(costs.mfu[i]),
+        "step_s": step,
+        "tokens_per_s_per_gpu": workload.tokens / (step * gpus),
+        "memory_bytes": float(costs.memory_bytes[i]),
+        "memory": parts_data(costs.memory, i),
+        "time": parts_data(costs.time, i),
+        "hidden": parts_data(costs.hidden, i),
+    }
+
+
+def layout_data(p: Plans, i: int, workload: Workload) -> dict[str, Any]:
+    """Row ``i`` of a table of plans, every choice by the name people type."""
     layout = int(p.layout[i])
     return {
         **{name: int(getattr(p, name)[i]) for name in ("tp", "cp", "pp", "dp", "ep", "etp")},
@@ -82,13 +98,6 @@ def plan_data(costs: Costs, i: int, workload: Workload, gpus: int) -> dict[str, 
         "replicas": int(p.replicas[i]),
         "recomputed_layers": int(p.recompute_layers[i]),
         "recompute_modules": module_names(int(p.recompute_modules[i])),
-        "mfu": float(costs.mfu[i]),
-        "step_s": step,
-        "tokens_per_s_per_gpu": workload.tokens / (step * gpus),
-        "memory_bytes": float(costs.memory_bytes[i]),
-        "memory": _parts(costs.memory, i),
-        "time": _parts(costs.time, i),
-        "hidden": _parts(costs.hidden, i),
     }
 
 
@@ -120,8 +129,8 @@ def flat(plan: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
-def _model_data(ranking: Ranking) -> dict[str, Any]:
-    model = ranking.model
+def model_data(model: Model) -> dict[str, Any]:
+    """The model as plain data."""
     counts = model_parameters(model)
     return {
         "name": model.name,
@@ -134,14 +143,14 @@ def _model_data(ranking: Ranking) -> dict[str, Any]:
     }
 
 
-def _cluster_data(ranking: Ranking) -> dict[str, Any]:
-    cluster = ranking.cluster
+def cluster_data(cluster: Cluster, memory_limit_bytes: float) -> dict[str, Any]:
+    """The cluster as plain data, with the bytes of one GPU that a plan may fill."""
     return {
         "name": cluster.name,
         "gpu": cluster.gpu.name,
         "gpus": cluster.gpus,
         "gpus_per_node": cluster.gpus_per_node,
-        "memory_limit_bytes": ranking.costs.memory_limit_bytes,
+        "memory_limit_bytes": memory_limit_bytes,
         "tiers": [
             {"name": t.name, "span": t.span, "bandwidth_bytes_per_s": t.bandwidth, "latency_s": t.latency_s}
             for t in cluster.tiers
@@ -149,5 +158,6 @@ def _cluster_data(ranking: Ranking) -> dict[str, Any]:
     }
 
 
-def _parts(parts: Mapping[str, Any], i: int) -> dict[str, float]:
+def parts_data(parts: Mapping[str, Any], i: int) -> dict[str, float]:
+    """Row ``i`` of a breakdown."""
     return {name: float(values[i]) for name, values in parts.items()}

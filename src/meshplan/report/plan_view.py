@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from meshplan.cost.costs import Costs, Floats
 from meshplan.plan.kinds import Schedule, Sharding
 from meshplan.plan.plans import Plans
+from meshplan.report.parts import bars, step_time, wrap
 from meshplan.report.plan_rows import module_names
 from meshplan.report.screen import Screen, bar
-from meshplan.report.table import Column, markdown, pad, table
+from meshplan.report.table import Column, markdown, table
 from meshplan.search.ranking import Ranking
 from meshplan.units import format_bandwidth, format_bytes
 
@@ -19,7 +20,7 @@ SMALLEST_SHARE = 0.005
 
 def plan_text(ranking: Ranking, top: int, screen: Screen) -> str:
     """Everything ``meshplan plan`` prints as a table."""
-    lines = [*_question(ranking, screen), *_wrap(_funnel(ranking), screen.width), ""]
+    lines = [*_question(ranking, screen), *wrap(_funnel(ranking), screen.width), ""]
     if len(ranking):
         shown = min(top, len(ranking))
         head, *rows = table(plan_columns(ranking, shown), screen.width)
@@ -44,7 +45,7 @@ def plan_columns(ranking: Ranking, shown: int, *, bars: bool = True) -> list[Col
     return [
         Column(title="#", cells=[str(i + 1) for i in rows], right=True),
         Column(title="plan, inner to outer", cells=plan_names(costs.plans, ranking.space.order)),
-        Column(title="step", cells=[_step(step[i]) for i in rows], right=True),
+        Column(title="step", cells=[step_time(step[i]) for i in rows], right=True),
         Column(title="rel", cells=[f"{step[i] / step[0]:.2f}" for i in rows], right=True),
         Column(title="MFU", cells=[f"{costs.mfu[i]:.1%}" for i in rows], right=True),
         Column(title="memory", cells=[f"{full[i]}{format_bytes(memory[i])}" for i in rows], right=True),
@@ -91,7 +92,7 @@ def _question(ranking: Ranking, screen: Screen) -> list[str]:
     ask = f"seq {workload.seq:,} · gbs {workload.gbs:,} · {workload.precision}"
     return [
         screen.bold(f"{ranking.model.name} on {size}{node}"),
-        *_wrap(f"{tiers} · {ask} · cost model {ranking.cost_model}", screen.width),
+        *wrap(f"{tiers} · {ask} · cost model {ranking.cost_model}", screen.width),
     ]
 
 
@@ -110,24 +111,16 @@ def _best(ranking: Ranking, screen: Screen) -> list[str]:
     used = format_bytes(costs.memory_bytes[0])
     return [
         screen.bold(f"#1 {name}"),
-        f"one step: {_step(costs.step_s[0])}",
-        *_parts(costs.time, costs.step_s, lambda part: _step(part, costs.step_s[0])),
+        f"one step: {step_time(costs.step_s[0])}",
+        *bars(_first(costs.time), lambda part: step_time(part, costs.step_s[0])),
         f"memory of the fullest GPU: {used} of {limit}",
-        *_parts(costs.memory, costs.memory_bytes, format_bytes),
+        *bars(_first(costs.memory), format_bytes),
         "",
     ]
 
 
-def _parts(parts: Mapping[str, Floats], whole: Floats, form: Callable[[float], str]) -> list[str]:
-    found = sorted(((float(v[0]), name) for name, v in parts.items()), reverse=True)
-    found = [(value, name) for value, name in found if value > 0]
-    name_size = max((len(name) for _, name in found), default=0)
-    size = max((len(form(value)) for value, _ in found), default=0)
-    return [
-        f"  {pad(name.replace('_', ' '), name_size)}  {pad(form(value), size, right=True)}"
-        f"  {value / whole[0]:>6.1%}  {bar(float(value / whole[0]), 20)}".rstrip()
-        for value, name in found
-    ]
+def _first(parts: Mapping[str, Floats]) -> dict[str, float]:
+    return {name: float(values[0]) for name, values in parts.items()}
 
 
 def _closing(ranking: Ranking, top: int) -> list[str]:
@@ -148,22 +141,3 @@ def _miss_gain(ranking: Ranking, miss: Costs) -> str:
     if not len(ranking):
         return ""
     return f"; its step would take {miss.step_s[0] / ranking.costs.step_s[0]:.2f} × the best"
-
-
-def _step(seconds: float, whole: float | None = None) -> str:
-    """A time in the unit that suits ``whole`` (itself): seconds from one second on, so that a column
-    compares at sight."""
-    whole = seconds if whole is None else whole
-    return f"{seconds:.{1 if whole >= 100 else 2}f} s" if whole >= 1 else f"{1e3 * seconds:.1f} ms"
-
-
-def _wrap(text: str, width: int) -> list[str]:
-    """Lines of at most ``width``, broken only between items (`` · ``) or words."""
-    lines, line = [], ""
-    for word in text.split(" "):
-        if line and len(line) + 1 + len(word) > width:
-            lines.append(line)
-            line = "  " + word
-        else:
-            line = f"{line} {word}" if line else word
-    return [*lines, line]
