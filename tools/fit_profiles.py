@@ -221,7 +221,8 @@ def gemm_rows(tables: Path, spec: Table, name: str) -> dict[str, Any]:
 
 def with_gemm(base: Profile, name: str, values: Mapping[str, float]) -> Profile:
     """``base`` with the parameters of one precision's curve replaced."""
-    curve: GemmCurve = replace(base.gemm[name], **values)
+    changes: Table = dict(values)
+    curve: GemmCurve = replace(base.gemm[name], **changes)
     return replace(base, gemm={**base.gemm, name: curve})
 
 
@@ -357,11 +358,12 @@ def fit_attention(tables: Path, spec: Table, base: Profile) -> Table:
     }
 
 
-def moe_rows(tables: Path, spec: Table) -> dict[str, Any]:
-    """Balanced bf16 rows of one rank that holds every expert, 16 tokens an expert or more."""
+def moe_rows(tables: Path, spec: Table, name: str) -> dict[str, Any]:
+    """Balanced rows of one precision, of one rank that holds every expert, 16 tokens an expert or more."""
+    dtype = spec["precisions"][name]
 
     def keep(row: dict[str, str]) -> bool:
-        same = row["kernel_source"] == spec["moe"] and row["dtype"] == "bfloat16" and row["ep"] == "1"
+        same = row["kernel_source"] == spec["moe"] and row["dtype"] == dtype and row["ep"] == "1"
         tokens = int(row["tokens"]) * int(row["topk"]) / int(row["experts"])
         wide = int(row["moe_ffn"]) >= 256 * int(row["etp"])
         return same and row["distribution"] == "balanced" and tokens >= 16 and wide
@@ -369,10 +371,10 @@ def moe_rows(tables: Path, spec: Table) -> dict[str, Any]:
     return read_columns(tables / f"{spec['table']}.moe.csv.gz", keep)
 
 
-def grouped_points(tables: Path, spec: Table) -> dict[str, Any]:
+def grouped_points(tables: Path, spec: Table, name: str) -> dict[str, Any]:
     """Expert layers with their measured seconds: from the table, or from figures printed elsewhere."""
     if spec["moe"]:
-        rows = moe_rows(tables, spec)
+        rows = moe_rows(tables, spec, name)
         pairs = zip(rows["hidden"], rows["moe_ffn"], strict=True)
         return {
             "experts": rows["experts"],
@@ -395,39 +397,41 @@ def grouped_points(tables: Path, spec: Table) -> dict[str, Any]:
     return dict(zip(names, (experts, tokens, hidden, width, np.full(len(points), 2.0), seconds), strict=True))
 
 
-def grouped_model(base: Profile, values: Mapping[str, float], points: Mapping[str, Any]) -> Floats:
+def grouped_model(base: Profile, name: str, values: Mapping[str, float], points: Mapping[str, Any]) -> Floats:
     """Both products of an expert layer, and around them what the fused kernel does besides: activation
     function and gathering, ``around`` of their full traffic, and a fixed start."""
     curve: GroupedCurve = replace(
-        base.grouped["bf16"], efficiency=values["efficiency"], hbm_efficiency=values["hbm_efficiency"]
+        base.grouped[name], efficiency=values["efficiency"], hbm_efficiency=values["hbm_efficiency"]
     )
-    profile = replace(base, grouped={"bf16": curve})
+    profile = replace(base, grouped={name: curve})
     tokens, experts, hidden, width, up = (points[c] for c in ("tokens", "experts", "hidden", "width", "up"))
-    products = grouped_gemm_seconds(profile, tokens, experts, up * width, hidden, clock="burst")
-    products = products + grouped_gemm_seconds(profile, tokens, experts, hidden, width, clock="burst")
+    products = grouped_gemm_seconds(profile, tokens, experts, up * width, hidden, dtype=name, clock="burst")
+    products = products + grouped_gemm_seconds(
+        profile, tokens, experts, hidden, width, dtype=name, clock="burst"
+    )
     traffic = tokens * experts * (2 * (up + 1) * width + 8 * hidden)
     around = traffic / (0.8 * base.gpu.hbm_bandwidth) * values.get("around", 0.0) + values.get("start", 0.0)
     return np.asarray(products + around)
 
 
-def fit_grouped(tables: Path, spec: Table, base: Profile) -> Table:
+def fit_grouped(tables: Path, spec: Table, base: Profile, name: str) -> Table:
     """Expert products relative to the dense ones of the same GPU (of H100, where its figures stand in)."""
     if spec["family"] == "ampere":
         return _fit_products(base)
     if spec["family"] == "hopper":
         base = base.on(load_gpu("h100-sxm"))
-    points = grouped_points(tables, spec)
+    points = grouped_points(tables, spec, name)
     parameters = {"efficiency": (0.1, 1.0, 0.7), "hbm_efficiency": (0.3, 1.0, 0.8), "around": (0.0, 1.0, 0.5)}
     parameters["start"] = (1e-6, 2e-4, 1e-5)
 
     def residual(values: dict[str, float]) -> Floats:
-        return np.asarray(np.log(grouped_model(base, values, points) / points["seconds"]))
+        return np.asarray(np.log(grouped_model(base, name, values, points) / points["seconds"]))
 
     values = rounded(solve(residual, parameters))
     tokens = points["tokens"]
     classes = {"16-127 tokens an expert": tokens < 128, "128 tokens or more": tokens >= 128}
     on = "all rows, four parameters: these two, activation and gathering, start"
-    error = fit_error(grouped_model(base, values, points), points["seconds"], on, classes)
+    error = fit_error(grouped_model(base, name, values, points), points["seconds"], on, classes)
     return {
         "efficiency": values["efficiency"],
         "hbm_efficiency": values["hbm_efficiency"],
@@ -485,6 +489,7 @@ def collective_table(tables: Path, spec: Table, op: str, link: float, nvls: bool
         "seconds": rounded([[float(x) for x in row] for row in seconds]),
         "link_bandwidth": link,
         "hop_s": 0.0 if op == "all_reduce" and nvls else rounded(float(max(hop, 0.0))),
+        **({"in_switch": True} if op == "all_reduce" and nvls else {}),
         "fit_error": every,
         **({"note": note} if note else {}),
     }
@@ -524,11 +529,6 @@ def start_table(tables: Path, spec: Table) -> Table:
         "throttle": 0.9,
         **proof("fitted", f"attention, kernel {spec['attention']['kernel']}"),
     }
-    grouped = {
-        "efficiency": 0.8,
-        "hbm_efficiency": 0.8,
-        **proof("fitted", f"moe, kernel {spec['moe']}, balanced"),
-    }
     sustained = {"value": rough["throttle"], **proof("fitted", f"gemm of {spec['table']}: {SUSTAINED}")}
     link, nvls = load_gpu(gpu).scaleup_bandwidth, known["network"]["nvls"]
     collectives = {
@@ -538,7 +538,15 @@ def start_table(tables: Path, spec: Table) -> Table:
     fitted = {
         "name": gpu,
         "gemm": gemm,
-        "grouped": {"bf16": grouped},
+        "grouped": {
+            name: {
+                "efficiency": 0.8,
+                "hbm_efficiency": 0.8,
+                **known["grouped"]["bf16"],
+                **proof("fitted", f"moe {spec['precisions'][name]}, kernel {spec['moe']}, balanced"),
+            }
+            for name in spec["grouped"]
+        },
         "attention": {spec["attention"]["name"]: attention},
         "collectives": collectives,
         "factors": {"sustained": sustained},
@@ -575,7 +583,8 @@ def fit_profile(tables: Path, gpu: str) -> Table:
     base = profile_from(table, where=f"{gpu}: with gemm")
     table["attention"][spec["attention"]["name"]] |= fit_attention(tables, spec, base)
     base = profile_from(table, where=f"{gpu}: with attention")
-    table["grouped"]["bf16"] |= fit_grouped(tables, spec, base)
+    for name in spec["grouped"]:
+        table["grouped"][name] |= fit_grouped(tables, spec, base, name)
     profile_from(table, where=f"{gpu}: fitted")
     return table
 
@@ -594,7 +603,7 @@ def header(gpu: str) -> str:
     """The comment on top of the file."""
     return (
         f"# Efficiency profile of {load_gpu(gpu).title}. Made by tools/fit_profiles.py: do not edit.\n"
-        "# Shares are of the datasheet in data/gpus; seconds, bytes, FLOP/s. fit_error: |model/measured - 1|.\n\n"
+        "# Shares are of the datasheet in data/gpus; fit_error is |model / measured - 1|; SI units.\n\n"
     )
 
 

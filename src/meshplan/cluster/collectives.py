@@ -128,6 +128,9 @@ def _inside(profile: Profile, op: str, size: Floats, n: Floats, link: Floats) ->
     ml-engineering.) Slower links stretch all but the shortest time in proportion.
     """
     curve, name = _measured(profile, op)
+    if curve.in_switch and not profile.network.nvls:
+        halves = (_inside(profile, half, size, n, link) for half in ("reduce_scatter", "all_gather"))
+        return np.asarray(sum(halves))
     largest = float(curve.ranks[-1])
     group = np.full_like(n, 2.0) if op == "p2p" else np.maximum(n, 2.0)
     known = np.minimum(group, largest)
@@ -146,6 +149,7 @@ def _inside(profile: Profile, op: str, size: Floats, n: Floats, link: Floats) ->
 
 def _reach(profile: Profile, link: Floats, n: Floats) -> Floats:
     """Bytes/s that a group of n reaches: the whole link through a switch, n − 1 of the links of a mesh."""
+    link = link * profile.network.scaleup_share
     peer = profile.gpu.scaleup_peer_bandwidth
     if peer is None:
         return link

@@ -267,8 +267,9 @@ def _check_whole(profile: Profile, where: str) -> None:
             raise InputError(f"{where}: {group}.{needed} is missing")
     throttle = profile.gemm["bf16"].throttle
     if profile.sustained != throttle:
+        value = f"{profile.sustained:g}"
         raise InputError(
-            f"{where}: factors.sustained.value must be gemm.bf16.throttle, {throttle:g}, not {profile.sustained:g}"
+            f"{where}: factors.sustained.value must be gemm.bf16.throttle, {throttle:g}, not {value}"
         )
     check_keys(profile.attention, set(ATTENTION_KERNELS), set(), f"{where}: attention")
     for name, att in profile.attention.items():

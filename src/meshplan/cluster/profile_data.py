@@ -167,6 +167,8 @@ class CollectiveCurve:
     """Bytes/s per direction of the link these were measured on."""
     hop_s: float = field(metadata=_NOT_NEGATIVE)
     """Seconds each further rank adds, beyond the ranks measured."""
+    in_switch: bool = False
+    """Measured with the switch adding up (NVLS): a GPU that cannot pays a scatter and a gather."""
     evidence: Evidence
 
 
@@ -177,6 +179,8 @@ class NetworkCurve:
     efficiency: float = field(metadata=_SHARE)
     """Share of a NIC's line rate that a long ring or tree transfer gets."""
     all_to_all_efficiency: float = field(metadata=_SHARE)
+    scaleup_share: float = field(default=1.0, metadata=_SHARE)
+    """What a scale-up link without a switch of its own (PCIe) keeps of the rate the curves give it."""
     nvls: bool
     """All-reduce may run in the switch (NVLink SHARP, Hopper and later)."""
     evidence: Evidence
