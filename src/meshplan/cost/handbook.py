@@ -13,8 +13,9 @@ what the full model is for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -26,7 +27,7 @@ from meshplan.model.counts import model_parameters
 from meshplan.model.layers import Attention, LatentAttention, Moe
 from meshplan.model.model import Model
 from meshplan.plan.kinds import CpKind, Recompute, Schedule, Sharding
-from meshplan.plan.plans import AUTO_LAYERS, Plans
+from meshplan.plan.plans import AUTO_LAYERS, Ints, Plans
 from meshplan.plan.rules import CP_MIN_TOKENS, TP_IN_NODE, Rule
 from meshplan.plan.workload import Workload
 
@@ -84,63 +85,62 @@ class Handbook:
         Raises ``InputError`` for a model, precision or plan outside the equations.
         """
         dense = self._dense(model, workload)
-        _check(plans, dense)
-        limit = cluster.memory_bytes
-        peak = cluster.gpu.peak(workload.precision)
-        tp, cp, pp, dp = (getattr(plans, c).astype(np.float64) for c in ("tp", "cp", "pp", "dp"))
-        mbs = plans.mbs.astype(np.float64)
+        _check(plans)
+        limit, peak = cluster.memory_bytes, cluster.gpu.peak(workload.precision)
+        tp, cp, pp, dp, mbs = (getattr(plans, c).astype(np.float64) for c in ("tp", "cp", "pp", "dp", "mbs"))
+        stage_layers = _stage_layers(dense.layers, pp)
+        own = dense.parameters / (tp * pp)
+        copies = dp * cp
+        tokens = workload.tokens / copies  # of a rank in one step, and below:
         micro_batches = workload.gbs / (dp * mbs)
-        seq = workload.seq / cp
-        stage_layers = dense.layers / pp
+        tokens_tp = tokens / tp
 
-        memory, recomputed = _memory(dense, plans, stage_layers, micro_batches, seq, limit)
-        bandwidth = _bandwidths(cluster, plans)
-        flops_per_s = peak * self.matmul_efficiency
-        flop_s = seq * mbs / tp / flops_per_s  # seconds for one FLOP a token on every token of a micro-batch
+        weights, optimizer = 4 * own, 12 * own / copies
+        unit = tokens_tp / micro_batches * np.minimum(pp, micro_batches) * dense.hidden
+        recomputed = _recomputed(plans.recompute_layers, stage_layers, weights + optimizer, unit, limit)
+        activations = (34 * stage_layers - 32 * recomputed) * unit
 
         layer = 6 * (dense.parameters - (1 if dense.tied else 2) * dense.vocab * dense.hidden) / dense.layers
         layer += 6 * workload.seq * dense.hidden
         head = 6 * dense.vocab * dense.hidden
-        average = (dense.layers * layer + head) / pp * flop_s
-        recompute = recomputed * layer / 3 * flop_s
-        slowest = stage_layers * layer * flop_s + recompute + head * flop_s
+        flop_s = tokens_tp / (peak * self.matmul_efficiency)  # seconds for one FLOP on every token
+        compute = flop_s / pp * (dense.layers * layer + head)
+        recompute = recomputed * flop_s * (layer / 3)
+        slowest = (stage_layers * layer + head) * flop_s
 
-        hidden_bytes = seq * mbs * dense.hidden * 2
-        tp_s = stage_layers * 4 * 2 * (tp - 1) / tp * hidden_bytes / bandwidth["tp"]
-        ring = stage_layers * 3 * (cp - 1) * (2 * seq * mbs * dense.kv_width * 2) / bandwidth["cp"]
-        attention = stage_layers * 6 * workload.seq * dense.hidden * flop_s
+        byte_s = _seconds_a_byte(cluster, plans.order, {"tp": tp, "cp": cp, "dp": dp, "pp": pp})
+        layer_tokens = stage_layers * tokens
+        tp_s = layer_tokens * (1 - 1 / tp) * (16 * dense.hidden) * byte_s["tp"]
+        ring = layer_tokens * (cp - 1) * (12 * dense.kv_width) * byte_s["cp"]
+        attention = stage_layers * flop_s * (6 * workload.seq * dense.hidden)
         cp_s = np.maximum(ring - attention, 0.0)
-        send = np.where(pp > 1, 2 * hidden_bytes / tp / bandwidth["pp"], 0.0)
+        send = (pp > 1) * tokens_tp * (4 * dense.hidden) * byte_s["pp"]
         pp_s = send * (1 - self.pp_hidden)
-        copies = dp * cp
-        sync = 2 * (copies - 1) / copies * 2 * (dense.parameters / (tp * pp)) / bandwidth["dp"]
+        sync = 4 * (1 - 1 / copies) * own * byte_s["dp"]
         dp_s = sync * (1 - self.dp_hidden)
 
-        micro_batch = slowest + tp_s + cp_s + pp_s
-        step = micro_batches * micro_batch + (pp - 1) * micro_batch + dp_s
-        useful = (dense.layers * layer + head) * workload.gbs * workload.seq
+        busy = slowest + recompute + tp_s + cp_s + pp_s  # of the slowest stage, all micro-batches
+        bubble = (pp - 1) / micro_batches * busy
+        step = busy + bubble + dp_s
+        useful = (dense.layers * layer + head) * workload.tokens
         return Costs(
             plans=plans.replace(recompute_layers=recomputed.astype(np.int64)),
             step_s=step,
-            memory_bytes=sum(memory.values(), np.zeros(len(plans))),
+            memory_bytes=weights + optimizer + activations,
             memory_limit_bytes=limit,
-            mfu=useful / (step * cluster.gpus * peak),
+            mfu=useful / (cluster.gpus * peak) / step,
             time={
-                "compute": micro_batches * average,
-                "recompute": micro_batches * recompute,
-                "imbalance": micro_batches * (slowest - recompute - average),
-                "tp": micro_batches * tp_s,
-                "cp": micro_batches * cp_s,
-                "pp": micro_batches * pp_s,
-                "bubble": (pp - 1) * micro_batch,
+                "compute": compute,
+                "recompute": recompute,
+                "imbalance": slowest - compute,
+                "tp": tp_s,
+                "cp": cp_s,
+                "pp": pp_s,
+                "bubble": bubble,
                 "dp": dp_s,
             },
-            memory=memory,
-            hidden={
-                "cp": micro_batches * (ring - cp_s),
-                "pp": micro_batches * (send - pp_s),
-                "dp": sync - dp_s,
-            },
+            memory={"weights_and_gradients": weights, "optimizer": optimizer, "activations": activations},
+            hidden={"cp": ring - cp_s, "pp": send - pp_s, "dp": sync - dp_s},
             assumptions=self._assumptions(),
         )
 
@@ -170,55 +170,47 @@ class Handbook:
         )
 
 
-def _check(plans: Plans, dense: Dense) -> None:
+def _check(plans: Plans) -> None:
     for column, (value, words) in ONLY.items():
-        if len(plans) and bool(np.any(getattr(plans, column) != value)):
+        if (getattr(plans, column) != value).any():
             raise InputError(f"the handbook cost model prices {words} only")
-    uneven = plans.pp[dense.layers % plans.pp != 0]
+
+
+def _stage_layers(layers: int, pp: Floats) -> Floats:
+    found = layers / pp
+    uneven = np.flatnonzero(found != np.rint(found))
     if uneven.size:
-        raise InputError(
-            f"the handbook cost model prices equal stages only: {dense.layers} layers, pp {uneven[0]}"
-        )
+        first = int(pp[uneven[0]])
+        raise InputError(f"the handbook cost model prices equal stages only: {layers} layers, pp {first}")
+    return found
 
 
-def _memory(
-    dense: Dense, plans: Plans, stage_layers: Floats, micro_batches: Floats, seq: Floats, limit: float
-) -> tuple[Mapping[str, Floats], Floats]:
-    """Bytes by part, and the layers of a stage that are recomputed."""
-    own = dense.parameters / (plans.tp * plans.pp)
-    optimizer = 12 * own / (plans.dp * plans.cp)
-    states = 4 * own + optimizer
-    unit = seq * plans.mbs * dense.hidden / plans.tp
-    in_flight = np.minimum(plans.pp, micro_batches)
-
-    def activations(recomputed: Floats) -> Floats:
-        return (34 * (stage_layers - recomputed) + 2 * recomputed) * unit * in_flight
-
-    fewest = np.ceil((states + activations(np.zeros_like(unit)) - limit) / (32 * unit * in_flight))
-    fewest = np.clip(fewest, 0, stage_layers)
-    # The division may land a rounding error beside a whole number: the comparison itself decides.
-    one_less = np.maximum(fewest - 1, 0)
-    fewest = np.where(states + activations(one_less) <= limit, one_less, fewest)
-    one_more = np.minimum(fewest + 1, stage_layers)
-    fewest = np.where(states + activations(fewest) <= limit, fewest, one_more)
-
-    asked = np.minimum(plans.recompute_layers, stage_layers)
-    recomputed = np.where(plans.recompute_layers == AUTO_LAYERS, fewest, asked)
-    parts = {"weights_and_gradients": 4 * own, "optimizer": optimizer, "activations": activations(recomputed)}
-    return parts, recomputed
+def _recomputed(asked: Ints, stage_layers: Floats, states: Floats, unit: Floats, limit: float) -> Floats:
+    """Layers of a stage that are recomputed: what was asked, or the fewest that fit, at most all."""
+    full = 34 * stage_layers * unit
+    fewest = np.maximum(np.ceil((states + full - limit) / (32 * unit)), 0.0)
+    if fewest.any():
+        # The division may end a rounding error beside a whole number: the comparison itself decides.
+        fewest += states + (34 * stage_layers - 32 * fewest) * unit > limit
+        fewest -= states + (34 * stage_layers - 32 * (fewest - 1)) * unit <= limit
+        fewest = np.clip(fewest, 0, stage_layers)
+    auto = asked == AUTO_LAYERS
+    return fewest if auto.all() else np.where(auto, fewest, np.minimum(asked, stage_layers))
 
 
-def _bandwidths(cluster: Cluster, plans: Plans) -> dict[str, Floats]:
-    """Bytes/s of each dimension's groups: of the innermost tier that spans inner size × size.
+def _seconds_a_byte(cluster: Cluster, order: Sequence[str], sizes: Mapping[str, Floats]) -> dict[str, Floats]:
+    """For each dimension's groups, of the innermost tier that spans inner size × size.
 
-    ``dp`` is the group of gradient synchronisation, ``dp · cp``.
+    ``dp`` is the group of gradient synchronisation, ``dp · cp``; expert groups reuse these ranks.
     """
-    speeds = np.array([tier.bandwidth for tier in cluster.tiers])
-    size = np.ones(len(plans), dtype=np.int64)
+    dims = [dim for dim in order if dim in sizes]
     found = {}
-    for dim in plans.order:
-        if dim != "ep":  # expert groups reuse the others' ranks
-            size = size * getattr(plans, dim)
-            found[dim] = speeds[cluster.tier_of(size)]
-    found["dp"] = np.minimum(found["dp"], found["cp"])
+    span: Floats | float = 1.0
+    for dim in dims:
+        span = span * sizes[dim]
+        seconds = np.full(span.shape, 1 / cluster.tiers[-1].bandwidth)
+        for inner, outer in pairwise(cluster.tiers):
+            seconds += (span <= inner.span) * (1 / inner.bandwidth - 1 / outer.bandwidth)
+        found[dim] = seconds
+    found["dp"] = found[max("dp", "cp", key=dims.index)]
     return found
