@@ -94,15 +94,26 @@ def ids(entries: list[tuple[str, dict[str, Any]]]) -> list[str]:
 
 @pytest.mark.parametrize(("kind", "sizes"), oracle_configs.SMALL, ids=ids(oracle_configs.SMALL))
 def test_small_models_have_the_parameters_transformers_builds(kind: str, sizes: dict[str, Any]) -> None:
-    from transformers import AutoModelForCausalLM
+    import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     config = CONFIG_MAPPING[kind](**sizes)
     written = json.loads(config.to_json_string(use_diff=False))
-    expected = counted(config, AutoModelForCausalLM)
+    cls = transformers.Mistral4ForCausalLM if kind == "mistral4" else transformers.AutoModelForCausalLM
+    expected = counted(config, cls)
     assert_same(written, expected, kind)
     assert_same({"model_type": kind, **sizes}, expected, f"{kind} as typed")
     assert_same_windows(config, written, kind)
+
+
+@pytest.mark.parametrize(("kind", "text"), oracle_configs.WRAPPED, ids=ids(oracle_configs.WRAPPED))
+def test_language_models_inside_multimodal_ones(kind: str, text: dict[str, Any]) -> None:
+    from transformers import AutoModelForImageTextToText
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    whole = {"text_config": text, "tie_word_embeddings": False}
+    expected = counted(CONFIG_MAPPING[kind](**json.loads(json.dumps(whole))), AutoModelForImageTextToText)
+    assert_same({"model_type": kind, **whole}, expected, kind)
 
 
 def assert_same_windows(config: Any, written: dict[str, Any], kind: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from meshplan.model.families import Experts, Family, Switch, Window
+from meshplan.model.families import Experts, Family, Switch
 from meshplan.model.fields import (
     MAX_EXPERTS,
     MAX_HEADS,
@@ -16,6 +16,7 @@ from meshplan.model.fields import (
 )
 from meshplan.model.layers import Attention, Layer, Mlp, Moe
 from meshplan.model.model import Model
+from meshplan.model.patterns import Window
 
 
 def read_decoder(f: Fields, family: Family) -> Model:
@@ -24,7 +25,9 @@ def read_decoder(f: Fields, family: Family) -> Model:
     attentions = read_attentions(f, family, hidden, count)
     mlps = read_mlps(f, family, count)
     parallel = switch(f, family.parallel)
-    norms = 1 if parallel and not isinstance(family.parallel, bool) else family.norms
+    norms = family.norms if switch(f, family.norms_if) else 2
+    if parallel and not isinstance(family.parallel, bool):
+        norms = 1
     layers = tuple(
         Layer(
             attention=attention,
@@ -62,7 +65,7 @@ def hidden_size(f: Fields) -> int:
 
 def layer_count(f: Fields) -> int:
     """Layers of the stack."""
-    return f.integer("num_hidden_layers", high=MAX_LAYERS)
+    return f.integer("num_hidden_layers", "num_layers", high=MAX_LAYERS)
 
 
 def mtp_count(f: Fields) -> int:

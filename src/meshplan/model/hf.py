@@ -30,7 +30,11 @@ _FLAT: Final = {
     "gemma3": "gemma3_text",
     "gemma4": "gemma4_text",
     "llama4": "llama4_text",
+    "glm46v": "glm4v_text",
+    "glm4v": "glm4v_text",
+    "glm4v_moe": "glm4v_moe_text",
     "kimi_k25": "kimi_k2",
+    "qwen2_5_omni_text": "qwen2",
 }
 """Types of whole multimodal models, and the language model's when the file does not say or is flat."""
 _FORBIDDEN: Final = (

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 from meshplan.model.decoder import hidden_size, layer_count, mtp_count, read_mlps, switch
-from meshplan.model.families import Experts, Family, first_dense
+from meshplan.model.families import Experts, Family
 from meshplan.model.fields import MAX_HEADS, MAX_HIDDEN, MAX_TOKENS, MAX_VOCAB, Fields
 from meshplan.model.layers import LatentAttention, Layer
 from meshplan.model.model import Model
+from meshplan.model.patterns import first_dense
 
 DEEPSEEK: Final = Experts(
     count=("n_routed_experts", "num_local_experts"),
@@ -35,6 +36,17 @@ LATENT: Final[dict[str, Family]] = {
             sparse=first_dense(default=1),
         ),
     ),
+    "mistral4": Family(qkv_bias=("attention_bias", False), experts=DEEPSEEK),
+    "sarvam_mla": Family(
+        qkv_bias=("attention_bias", False),
+        experts=Experts(
+            count=("n_routed_experts", "num_experts", "num_local_experts"),
+            shared_count="n_shared_experts",
+            balance_bias=True,
+            sparse=first_dense(default=1),
+        ),
+    ),
+    "youtu": Family(qkv_bias=("attention_bias", False), tied=True),
     "minicpm3": Family(qkv_bias=("attention_bias", False), tied=True),
 }
 

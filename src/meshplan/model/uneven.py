@@ -8,10 +8,11 @@ from __future__ import annotations
 from typing import Final
 
 from meshplan.model.decoder import head_width, hidden_size, layer_count, mtp_count, read_mlps
-from meshplan.model.families import Experts, Family, Window, every_nth_full, first_dense, mixed
+from meshplan.model.families import Experts, Family
 from meshplan.model.fields import MAX_EXPERTS, MAX_HEADS, MAX_HIDDEN, MAX_TOKENS, MAX_VOCAB, Fields
 from meshplan.model.layers import Attention, Layer, Mlp, Moe
 from meshplan.model.model import Model
+from meshplan.model.patterns import Window, every_nth_full, first_dense, mixed
 
 
 def read_deci(f: Fields) -> Model:
