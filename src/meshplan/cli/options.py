@@ -93,10 +93,10 @@ def read_kind(kind: type[E]) -> Callable[[str, str], E]:
 
 
 def read_recompute(text: str, what: str) -> tuple[int, Recompute]:
-    """Layers a stage recomputes, modules, or both: ``auto``, ``none``, ``all``, ``8``, ``core-attn+norm``."""
+    """Layers a stage recomputes, modules, or both: ``auto``, ``none``, ``full``, ``8``, ``norm+mlp``."""
     layers, modules = 0, Recompute.NONE
     by_name = {m.name.lower().replace("_", "-"): m for m in Recompute if m.name}
-    words = {"none": 0, "auto": AUTO_LAYERS, "all": ALL_LAYERS}
+    words = {"none": 0, "auto": AUTO_LAYERS, "all": ALL_LAYERS, "full": ALL_LAYERS}
     for part in text.lower().split("+"):
         if part in words:
             layers = words[part]

@@ -149,7 +149,7 @@ def stack_names() -> tuple[str, ...]:
 def load_stack(name: str) -> Stack:
     """The stack called ``name``. Raises ``UnknownNameError``, or ``InputError`` for a bad file."""
     if name not in stack_names():
-        raise UnknownNameError("stack", name, stack_names())
+        raise UnknownNameError("stack", name, stack_names(), f"known: {', '.join(stack_names())}")
     text = (resources.files(_DATA) / "data" / "stacks" / f"{name}.toml").read_text(encoding="utf-8")
     return stack_from(tomllib.loads(text), where=f"stack file {name}.toml")
 

@@ -1,0 +1,221 @@
+"""``meshplan estimate``: one plan in full."""
+
+import json
+import sys
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import cyclopts
+from cyclopts import Group, Parameter
+
+from meshplan.cli.flags import ClusterFlags, OptionalCount, Order, SpaceFlags, WorkloadFlags
+from meshplan.cli.help import HelpFormatter
+from meshplan.cli.options import Json, option, read_degree, read_kind, read_recompute
+from meshplan.cli.question import Question, question
+from meshplan.cost.full.explain import Explanation, explain
+from meshplan.cost.full.model import FullModel
+from meshplan.cost.full.stack import load_stack
+from meshplan.errors import InputError, shown
+from meshplan.plan.kinds import CpKind, Recompute, Schedule, Sharding
+from meshplan.plan.plans import DEFAULT_ORDER, Plan
+from meshplan.plan.rules import LAYERS_DIVIDE_PP, LAYERS_DIVIDE_VP, RULES, Setting, broken
+from meshplan.report.estimate_view import Detail, estimate_data, estimate_text
+from meshplan.report.screen import Screen
+from meshplan.schedule.layout_string import even_split, read_layout
+from meshplan.units import format_bytes
+
+app = cyclopts.App(name="estimate", help_formatter=HelpFormatter())
+
+DOES_NOT_FIT = 1
+STACK = "megatron-core-2025"
+V_KINDS = (Schedule.ZB_V, Schedule.V_HALF, Schedule.V_MIN, Schedule.DUALPIPE_V)
+CHECKED = tuple(rule for rule in RULES if rule not in (LAYERS_DIVIDE_PP, LAYERS_DIVIDE_VP))
+"""Layers that do not divide get an uneven layout here."""
+
+
+def read_layers(text: str, what: str) -> tuple[int, ...]:
+    """Layers of each stage in model order: ``7,8,8,7``, or Megatron's layout string."""
+    if "|" in text or "L" in text:
+        return read_layout(text).layers
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdecimal() and len(part) < 7 for part in parts):
+        raise InputError(
+            f"{what} {shown(text)} is neither layers a stage, like 7,8,8,7, nor a Megatron layout string"
+        )
+    return tuple(map(int, parts))
+
+
+Degree = Annotated[OptionalCount, option(read_degree)]
+
+
+@Parameter(name="*", group=Group("Plan", sort_key=3))
+@dataclass(kw_only=True)
+class PlanFlags:
+    """One way to lay the run out; what is not given is 1, or as the framework does it."""
+
+    tp: Annotated[Degree, Parameter(help="Tensor parallel.")] = None
+    sp: Annotated[
+        bool, Parameter(negative="--no-sp", help="Sequence parallel where tp is above 1; --no-sp without.")
+    ] = True
+    cp: Annotated[Degree, Parameter(help="Context parallel.")] = None
+    cp_kind: Annotated[
+        CpKind | None,
+        option(read_kind(CpKind), metavar="NAME"),
+        Parameter(help=f"Exchange of context parallel: {', '.join(k.label for k in CpKind)}."),
+    ] = None
+    pp: Annotated[Degree, Parameter(help="Pipeline parallel.")] = None
+    vp: Annotated[Degree, Parameter(help="Virtual stages of a pipeline rank.")] = None
+    schedule: Annotated[
+        Schedule | None,
+        option(read_kind(Schedule), metavar="NAME"),
+        Parameter(
+            help="Pipeline schedule (default: 1f1b, interleaved with --vp):"
+            f" {', '.join(s.label for s in Schedule)}."
+        ),
+    ] = None
+    layout: Annotated[
+        tuple[int, ...] | None,
+        option(read_layers, metavar="LAYERS"),
+        Parameter(
+            help="Layers of each stage, 7,8,8,7, or Megatron's layout string (default: even, ends short)."
+        ),
+    ] = None
+    dp: Annotated[Degree, Parameter(help="Data parallel (default: the GPUs the others leave).")] = None
+    sharding: Annotated[
+        Sharding | None,
+        option(read_kind(Sharding), metavar="NAME"),
+        Parameter(help="Of data parallel: ddp, zero1, zero2, zero3 (default: zero1, zero3 in torchtitan)."),
+    ] = None
+    replicas: Annotated[Degree, Parameter(help="Copies of the shards over data parallel (HSDP).")] = None
+    ep: Annotated[Degree, Parameter(help="Expert parallel.")] = None
+    etp: Annotated[Degree, Parameter(help="Tensor parallel of the experts.")] = None
+    mbs: Annotated[Degree, Parameter(help="Sequences in a micro-batch.")] = None
+    recompute: Annotated[
+        tuple[int, Recompute],
+        option(read_recompute, metavar="HOW"),
+        Parameter(
+            help="none (default), full, auto (as few layers as fit), layers a stage, modules joined by +.",
+            show_default=False,
+        ),
+    ] = (0, Recompute.NONE)
+    order: Annotated[Order, Parameter(help="Dimensions from inside out, such as tp-cp-ep-dp-pp.")] = None
+
+
+@app.default
+def estimate(
+    model: str,
+    /,
+    *,
+    cluster: ClusterFlags | None = None,
+    workload: WorkloadFlags | None = None,
+    plan: PlanFlags | None = None,
+    stack: Annotated[str, Parameter(metavar="NAME")] = STACK,
+    detail: Annotated[Literal["summary", "memory", "time", "all"], Parameter(metavar="NAME")] = "summary",
+    json_: Json = False,
+    download: Annotated[bool, Parameter(negative=())] = False,
+) -> int:
+    """Price one plan with the full cost model: time and memory by part, and what the numbers rest on.
+
+    Exit code 0: the plan fits the memory; 1: it does not; 2: the plan or the question makes no sense.
+
+    Parameters
+    ----------
+    model
+        A preset (see `meshplan models`), a config.json or its folder, a name in the Hugging Face
+        cache, or a job file (.yaml, .toml), of which model, cluster and workload are read.
+    stack
+        Software that runs the training: megatron-core-2025, torchtitan, fsdp-2023, megatron-2022 …
+    detail
+        memory or time alone, both in short, or all with the source of every number.
+    download
+        Fetch the config.json of an unknown model from the Hugging Face hub.
+    """
+    full = FullModel(stack=load_stack(stack))
+    asked = question(
+        model, cluster or ClusterFlags(), workload or WorkloadFlags(), SpaceFlags(), download=download
+    )
+    flags = plan or PlanFlags()
+    chosen = plan_of(flags, asked, torch=full.stack.family == "torch")
+    found = explain(
+        full, asked.model, asked.cluster, asked.workload, chosen, order=flags.order or DEFAULT_ORDER
+    )
+    if json_:
+        data = estimate_data(found, asked.model, asked.cluster, asked.workload)
+        print(json.dumps(data, indent=2, allow_nan=False))
+    else:
+        view: Detail = detail
+        sys.stdout.write(estimate_text(found, asked.model, asked.cluster, asked.workload, Screen.of(), view))
+    if bool(found.costs.fits[0]):
+        return 0
+    if not json_:
+        print(f"error: {too_much(found)}", file=sys.stderr)
+    return DOES_NOT_FIT
+
+
+def plan_of(flags: PlanFlags, asked: Question, *, torch: bool) -> Plan:
+    """The plan the flags describe, checked; raises ``InputError`` with the nearest values that work."""
+    tp, cp, pp = flags.tp or 1, flags.cp or 1, flags.pp or 1
+    schedule = flags.schedule
+    vp = flags.vp or (2 if schedule in V_KINDS else 1)
+    if schedule is None:
+        schedule = Schedule.INTERLEAVED if vp > 1 else Schedule.ONE_F_ONE_B
+    layers, modules = flags.recompute
+    plan = Plan(
+        tp=tp,
+        sp=flags.sp,
+        cp=cp,
+        cp_kind=flags.cp_kind or CpKind.RING,
+        pp=pp,
+        vp=vp,
+        schedule=schedule,
+        layout=_layout(flags.layout, asked, pp, vp),
+        dp=flags.dp or max(asked.cluster.gpus // (tp * cp * pp), 1),
+        sharding=(Sharding.ZERO3 if torch else Sharding.ZERO1) if flags.sharding is None else flags.sharding,
+        replicas=flags.replicas or 1,
+        ep=flags.ep or 1,
+        etp=flags.etp or 1,
+        mbs=flags.mbs or 1,
+        recompute_layers=layers,
+        recompute_modules=modules,
+    )
+    setting = Setting(asked.model, asked.cluster, asked.workload)
+    wrong = broken(setting, plan, CHECKED)
+    if wrong:
+        more = f" (and {len(wrong) - 1} more: {', '.join(r.id for r in wrong[1:])})" if len(wrong) > 1 else ""
+        raise InputError(wrong[0].explain(setting, plan) + more)
+    if plan.dp * plan.cp % plan.replicas:
+        raise InputError(
+            f"replicas {plan.replicas} does not divide dp {plan.dp} × cp {plan.cp} = {plan.dp * plan.cp}"
+        )
+    return plan
+
+
+def _layout(layout: tuple[int, ...] | None, asked: Question, pp: int, vp: int) -> tuple[int, ...] | None:
+    """The layers of each stage; ``None`` where they divide evenly."""
+    layers, stages = len(asked.model.layers), pp * vp
+    if layout is None:
+        if layers < stages:
+            raise InputError(
+                f"{layers} layers are fewer than pp {pp} × vp {vp} = {stages} stages;"
+                f" pp × vp of {layers} or fewer would do"
+            )
+        return None if layers % stages == 0 else even_split(layers, stages)
+    if len(layout) != stages:
+        raise InputError(f"--layout has {len(layout)} stages, and pp {pp} × vp {vp} is {stages}")
+    if sum(layout) != layers:
+        raise InputError(f"--layout has {sum(layout)} layers in all, and {asked.model.name} has {layers}")
+    return layout
+
+
+def too_much(found: Explanation) -> str:
+    """By how much the plan exceeds the memory, where, and the two largest parts."""
+    costs = found.costs
+    need, limit = float(costs.memory_bytes[0]), costs.memory_limit_bytes
+    fullest = max(found.stages, key=lambda stage: stage.memory_bytes)
+    largest = sorted(costs.memory.items(), key=lambda item: -float(item[1][0]))[:2]
+    parts = " and ".join(f"{name} {format_bytes(float(v[0]))}" for name, v in largest)
+    where = f"pipeline rank {fullest.first_rank}" if len(found.stages) > 1 else "every GPU"
+    return (
+        f"the plan does not fit: {where} needs {format_bytes(need)} ({parts}),"
+        f" {format_bytes(need - limit)} more than the {format_bytes(limit)} there are"
+    )
