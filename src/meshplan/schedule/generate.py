@@ -61,6 +61,10 @@ SCHEDULES: dict[str, ScheduleKind] = {kind.name: kind for kind in _KINDS}
 """Every schedule by the name people type."""
 
 
+MOST_ACTIONS = 6_000_000
+"""Beyond any real pipeline: 64 ranks × 4 stages × 1,024 micro-batches are 0.8 million."""
+
+
 def make_order(
     name: str,
     *,
@@ -87,6 +91,11 @@ def make_order(
         raise InputError(f"a step needs at least 1 micro-batch, not {micro_batches}")
     stages = _stages_per_rank(kind, vp)
     _check_counts(kind, ranks, micro_batches, unfilled)
+    if 3 * ranks * stages * micro_batches > MOST_ACTIONS:
+        raise InputError(
+            f"{ranks} ranks × {stages} stages × {micro_batches} micro-batches are more than "
+            f"{MOST_ACTIONS:,} actions, the most a simulation takes"
+        )
     size = _group_size(kind, ranks, micro_batches, stages, group)
     return _made(name, ranks, micro_batches, stages, size)
 

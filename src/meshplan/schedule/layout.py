@@ -231,7 +231,7 @@ def _equal_layers(fill: _Fill, ranks: int, v_shaped: bool) -> list[int]:
 
 
 def _searched(fill: _Fill, ranks: int, v_shaped: bool, memory: MemoryLimit | None) -> list[int] | None:
-    """Move layers between stages while the busiest rank gains, from an even split and from the best by stage."""
+    """Move layers between stages while the busiest rank gains; from an even and from the best stage split."""
     onto = np.eye(ranks)[rank_of_stage(fill.stages, ranks, v_shaped=v_shaped)]
     moves = _moves(fill.stages)
 
