@@ -9,9 +9,7 @@ from meshplan.cluster.presets import gpu_names, load_gpu
 from meshplan.report.gpu_view import SCHEMA_VERSION, gpu_dict, gpu_sheet, gpu_table
 from meshplan.report.screen import Screen
 
-app = cyclopts.App(
-    name="gpus", help="List GPU presets; show one with the source of each number.", help_formatter="plain"
-)
+app = cyclopts.App(name="gpus", help="List GPU presets; show one with the source of each number.")
 
 
 @app.default

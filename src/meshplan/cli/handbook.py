@@ -6,7 +6,6 @@ from typing import Any
 
 import cyclopts
 
-from meshplan.cli.help import HelpFormatter
 from meshplan.cli.options import Count, Json
 from meshplan.cost.scenarios import SCENARIOS, Scenario
 from meshplan.plan.rules import HANDBOOK_RULES
@@ -17,7 +16,7 @@ from meshplan.report.table import table
 from meshplan.search.ranking import Ranking
 from meshplan.search.search import search
 
-app = cyclopts.App(name="handbook", help_formatter=HelpFormatter())
+app = cyclopts.App(name="handbook")
 
 COLUMNS = ("tp", "cp", "pp", "dp")
 

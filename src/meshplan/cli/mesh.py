@@ -14,9 +14,7 @@ from meshplan.plan.plans import DEFAULT_ORDER
 from meshplan.report.mesh_view import draw_mesh, ink_for, mesh_dict
 from meshplan.report.screen import Screen
 
-app = cyclopts.App(
-    name="mesh", help="Which ranks form which group, drawn with node boundaries.", help_formatter="plain"
-)
+app = cyclopts.App(name="mesh", help="Which ranks form which group, drawn with node boundaries.")
 
 
 def read_rank(text: str, what: str) -> int:

@@ -21,9 +21,7 @@ from meshplan.report.model_view import (
 )
 from meshplan.report.screen import Screen
 
-app = cyclopts.App(
-    name="models", help="List model presets; show what a model is made of.", help_formatter="plain"
-)
+app = cyclopts.App(name="models", help="List model presets; show what a model is made of.")
 
 
 @app.default

@@ -8,7 +8,6 @@ import cyclopts
 from cyclopts import Parameter
 
 from meshplan.cli.flags import ClusterFlags, SpaceFlags, WorkloadFlags
-from meshplan.cli.help import HelpFormatter
 from meshplan.cli.options import Count, Format, Json
 from meshplan.cli.question import question
 from meshplan.errors import InputError
@@ -19,7 +18,7 @@ from meshplan.report.table import csv_text
 from meshplan.search.ranking import Nothing, Ranking
 from meshplan.search.search import search
 
-app = cyclopts.App(name="plan", help_formatter=HelpFormatter())
+app = cyclopts.App(name="plan")
 
 NO_PLAN = 1
 
