@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from meshplan.cluster.cluster import Cluster
 from meshplan.cluster.presets import cluster_of, load_gpu
 from meshplan.cost.full.stack import Stack, load_stack
-from meshplan.errors import InputError, MeshplanError
+from meshplan.errors import InputError, MeshplanError, shown
 from meshplan.model.layers import Attention, LatentAttention, Layer, Mlp, Moe
 from meshplan.model.model import Model
 from meshplan.plan.kinds import CpKind, Recompute, Schedule, Sharding
@@ -36,7 +36,12 @@ MODULES = {
 
 
 class SkippedError(Exception):
-    """A row that cannot be evaluated; the message is the reason rows are counted under."""
+    """A row that cannot be evaluated; the message is the reason rows are counted under, ``column`` the
+    cell that stands in the way, where it is one."""
+
+    def __init__(self, reason: str, column: str = "") -> None:
+        self.column = column
+        super().__init__(reason)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +76,7 @@ def case_of(row: Row, *, stack: str | None = None) -> Case:
     precision = _precision(row.text["precision"])
     gbs = row.whole("gbs")
     if gbs is None:
-        raise SkippedError("global batch missing")
+        raise SkippedError("global batch missing", "gbs")
     try:
         workload = Workload(seq=_needed(row, "seq"), gbs=gbs, precision=precision)
     except InputError as error:
@@ -82,7 +87,7 @@ def case_of(row: Row, *, stack: str | None = None) -> Case:
     peak = row["peak_gib"]
     oom = bool(noted(row, r"\bOOM\b")) and step is None
     if step is None and peak is None and not oom:
-        raise SkippedError("no measured time or memory")
+        raise SkippedError("no measured time or memory", "step_s")
     chosen = load_stack(stack) if stack else switches(row, source)
     return Case(
         row=row, model=model, cluster=cluster, workload=workload, plan=plan, stack=chosen, source=source, step_s=step,
@@ -105,7 +110,7 @@ def _memory_kind(row: Row, source: Source) -> str:
 def _needed(row: Row, column: str) -> int:
     value = row.whole(column)
     if not value:
-        raise SkippedError(f"{column} missing")
+        raise SkippedError(f"{column} missing", column)
     return value
 
 
@@ -124,7 +129,7 @@ def _model(row: Row) -> Model:
     layers, hidden, heads = (_needed(row, c) for c in ("layers", "hidden", "heads"))
     vocab = row.whole("vocab")
     if not vocab:
-        raise SkippedError("vocabulary missing")
+        raise SkippedError("vocabulary missing", "vocab")
     if noted(
         row,
         r"dims not filled|hybrid|linear-attention|sparse attention|LatentMoE|\bDSA\b|layers counts sublayers",
@@ -136,7 +141,7 @@ def _model(row: Row) -> Model:
     dense = Layer(attention=attention, mlp=Mlp(width=ffn, gated=gated), norm_bias=not gated) if ffn else None
     if not experts:
         if dense is None:
-            raise SkippedError("ffn missing")
+            raise SkippedError("ffn missing", "ffn")
         stack = (dense,) * layers
     else:
         moe = Moe(
@@ -146,7 +151,7 @@ def _model(row: Row) -> Model:
         routed = Layer(attention=attention, mlp=moe)
         first = row.whole("dense_layers", 0) or 0
         if first and dense is None:
-            raise SkippedError("ffn missing")
+            raise SkippedError("ffn missing", "ffn")
         stack = (dense,) * min(first, layers) + (routed,) * (layers - first) if dense else (routed,) * layers
     tied = bool(noted(row, r"tied emb")) and not noted(row, r"untied")
     mtp = (stack[-1],) if noted(row, r"\bMTP1?\b") and not noted(row, r"no MTP") else ()
@@ -174,25 +179,25 @@ def _plan(row: Row, model: Model, assumed: list[str]) -> Plan:
     gpus = _needed(row, "gpus")
     tp, cp, pp = (row.whole(c) for c in ("tp", "cp", "pp"))
     if tp is None or pp is None:
-        raise SkippedError("parallel degrees missing")
+        raise SkippedError("parallel degrees missing", "tp" if tp is None else "pp")
     cp = cp or 1
     vp = row.whole("vp", 1) or 1
     dp = row.whole("dp") or max(gpus // (tp * cp * pp), 1)
     if tp * cp * pp * dp != gpus:
-        raise SkippedError("degrees do not multiply to the GPU count")
+        raise SkippedError("degrees do not multiply to the GPU count", "gpus")
     gbs, mbs = row.whole("gbs"), row.whole("mbs")
     sharding = SHARDINGS.get(row.text["sharding"].lower())
     if sharding is None:
-        raise SkippedError(f"sharding {row.text['sharding']!r} not modelled")
+        raise SkippedError(f"sharding {row.text['sharding']!r} not modelled", "sharding")
     if gbs is None:
-        raise SkippedError("global batch missing")
+        raise SkippedError("global batch missing", "gbs")
     if mbs is None:
         assumed.append("micro-batch")
         mbs = max(gbs // dp, 1) if pp == 1 and sharding == Sharding.ZERO3 else 1
     ep = row.whole("ep", 1) or 1
     etp = row.whole("etp") or 1
     if tp * cp * dp % (ep * etp):
-        raise SkippedError("ep · etp does not divide tp · cp · dp")
+        raise SkippedError("ep · etp does not divide tp · cp · dp", "ep")
     layers, modules = _recompute(row, model, pp, assumed)
     if pp == 1:
         vp = 1
@@ -245,7 +250,7 @@ def _cluster(row: Row, source: Source, plan: Plan) -> Cluster:
     try:
         gpu = load_gpu(row.text["gpu"])
     except MeshplanError:
-        raise SkippedError(f"unknown GPU {row.text['gpu']!r}") from None
+        raise SkippedError(f"unknown GPU {shown(row.text['gpu'])}", "gpu") from None
     gpus = _needed(row, "gpus")
     nic = source.nic_bytes or _noted_nic(row) or gpu.nic_bandwidth
     per_node = row.whole("gpus_per_node")

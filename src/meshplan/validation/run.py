@@ -46,13 +46,14 @@ class Run:
     rows: int
     outcomes: tuple[Outcome, ...]
     skipped: Counter[str]
-    first_skip: tuple[int, str] | None
+    first_skip: tuple[int, str, str] | None
+    """Line, column (or ``""``) and reason of the first row that could not be used."""
 
 
 def run(rows: Iterable[Row], *, keep: Callable[[Row], bool] = lambda row: True, stack: str | None = None) -> Run:
     """Prices the rows that ``keep`` lets through; rows of one problem and stack are priced together."""
     skipped: Counter[str] = Counter()
-    first_skip: tuple[int, str] | None = None
+    first_skip: tuple[int, str, str] | None = None
     cases: list[Case] = []
     count = 0
     for row in rows:
@@ -64,12 +65,14 @@ def run(rows: Iterable[Row], *, keep: Callable[[Row], bool] = lambda row: True, 
             cases.append(case_of(row, stack=stack))
         except (SkippedError, MeshplanError) as reason:
             skipped[str(reason)] += 1
-            first_skip = first_skip or (row.line, str(reason))
-    return Run(rows=count, outcomes=tuple(price_cases(cases)), skipped=skipped, first_skip=first_skip)
+            first_skip = first_skip or (row.line, getattr(reason, "column", ""), str(reason))
+    outcomes = tuple(price_cases(cases, skipped))
+    return Run(rows=count, outcomes=outcomes, skipped=skipped, first_skip=first_skip)
 
 
-def price_cases(cases: Sequence[Case]) -> list[Outcome]:
-    """The estimate for every case, in order."""
+def price_cases(cases: Sequence[Case], skipped: Counter[str] | None = None) -> list[Outcome]:
+    """The estimate for every case, in order. Cases that cannot be priced (a GPU without curves) are left
+    out and counted in ``skipped``; without it the error is raised."""
     groups: dict[Hashable, list[int]] = defaultdict(list)
     for i, case in enumerate(cases):
         groups[_problem(case)].append(i)
@@ -79,10 +82,16 @@ def price_cases(cases: Sequence[Case]) -> list[Outcome]:
         plans = Plans.of(*(cases[i].plan for i in members))
         gbs = np.array([cases[i].workload.gbs for i in members], dtype=np.int64)
         model = FullModel(stack=first.stack)
-        costs = model.price_batches(first.model, first.cluster, first.workload, plans, gbs)
+        try:
+            costs = model.price_batches(first.model, first.cluster, first.workload, plans, gbs)
+        except MeshplanError as reason:
+            if skipped is None:
+                raise
+            skipped[str(reason)] += len(members)
+            continue
         for at, i in enumerate(members):
             found[i] = _outcome(cases[i], costs.take(slice(at, at + 1)))
-    return [found[i] for i in range(len(cases))]
+    return [found[i] for i in sorted(found)]
 
 
 def _problem(case: Case) -> Hashable:
