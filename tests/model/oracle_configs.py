@@ -20,6 +20,8 @@ _BIASES = {"attention_bias": True, "mlp_bias": True}
 _MOE = {"num_experts_per_tok": 3}
 _GPT2 = {"vocab_size": 211, "n_embd": 48, "n_layer": 3, "n_head": 6, "n_positions": 77}
 _OPT = {**BASE, "ffn_dim": 100, "word_embed_proj_dim": 48}
+_NEO = {"vocab_size": 211, "hidden_size": 48, "num_layers": 4, "num_heads": 6, "max_position_embeddings": 77}
+_GRANITE_4 = {**BASE, "layer_types": ["attention"] * 5, "shared_intermediate_size": 52, "mamba_n_heads": 6}
 _MLA = {
     **BASE,
     "num_key_value_heads": 6,
@@ -219,6 +221,22 @@ SMALL: list[tuple[str, dict[str, Any]]] = [
     ("hy_v3", {**BASE, **_QWEN_MOE, "head_dim": 10, "num_shared_experts": 2}),
     ("mellum", {**BASE, **_QWEN_MOE, "head_dim": 10}),
     ("mistral4", {**_DEEPSEEK, "first_k_dense_replace": 1}),
+    ("laguna", {**BASE, **_QWEN_MOE, "head_dim": 10, "shared_expert_intermediate_size": 52}),
+    (
+        "laguna",
+        {
+            **BASE,
+            **_QWEN_MOE,
+            "head_dim": 10,
+            "shared_expert_intermediate_size": 52,
+            "num_attention_heads_per_layer": [6, 9, 9, 6, 3],
+        },
+    ),
+    ("kolibri1", {**BASE, **_QWEN_MOE, "head_dim": 10, "shared_expert_intermediate_size": 52}),
+    ("gpt_neo", {**_NEO, "attention_types": [[["global", "local"], 2]]}),
+    ("gpt_neo", {**_NEO, "intermediate_size": 100, "attention_types": [[["global"], 1], [["local"], 3]]}),
+    ("granitemoehybrid", {**_GRANITE_4, "num_local_experts": 0}),
+    ("granitemoehybrid", {**_GRANITE_4, **_MOE, "num_local_experts": 7}),
 ]
 
 TEXT = {**BASE, "tie_word_embeddings": False}

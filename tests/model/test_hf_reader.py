@@ -92,6 +92,64 @@ def test_what_published_files_leave_out_is_what_the_class_says() -> None:
     assert model.tied_embeddings
 
 
+REMOTE = [  # totals as the hub shows them for models whose code is beside their weights
+    (
+        "zai-org/chatglm3-6b",
+        6_243_584_000,
+        {"model_type": "chatglm", "hidden_size": 4096, "num_layers": 28, "num_attention_heads": 32}
+        | {
+            "multi_query_attention": True,
+            "multi_query_group_num": 2,
+            "kv_channels": 128,
+            "add_qkv_bias": True,
+        }
+        | {"add_qkv_bias": True, "ffn_hidden_size": 13696, "padded_vocab_size": 65024},
+    ),
+    (
+        "zai-org/glm-4-9b",
+        9_399_951_360,
+        {"model_type": "chatglm", "hidden_size": 4096, "num_layers": 40, "num_attention_heads": 32}
+        | {
+            "multi_query_attention": True,
+            "multi_query_group_num": 2,
+            "kv_channels": 128,
+            "add_qkv_bias": True,
+        }
+        | {"add_qkv_bias": True, "ffn_hidden_size": 13696, "padded_vocab_size": 151552},
+    ),
+    (
+        "Qwen/Qwen-7B",
+        7_721_324_544,
+        {"model_type": "qwen", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32}
+        | {"intermediate_size": 22016, "kv_channels": 128, "no_bias": True, "vocab_size": 151936},
+    ),
+    (
+        "baichuan-inc/Baichuan2-7B-Base",
+        7_505_973_248,
+        {"model_type": "baichuan", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32}
+        | {"intermediate_size": 11008, "vocab_size": 125696},
+    ),
+    (
+        "openbmb/MiniCPM-2B-sft-bf16",
+        2_724_880_896,
+        {"model_type": "minicpm", "hidden_size": 2304, "num_hidden_layers": 40, "num_attention_heads": 36}
+        | {"num_key_value_heads": 36, "intermediate_size": 5760, "vocab_size": 122753},
+    ),
+    (
+        "XiaomiMiMo/MiMo-7B-Base",
+        7_622_619_136,  # the hub's 7,833,409,536 less the prediction layer of 210,790,400
+        {"model_type": "mimo", "hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32}
+        | {"num_key_value_heads": 8, "intermediate_size": 11008, "vocab_size": 151680, "attention_bias": True}
+        | {"num_nextn_predict_layers": 1},
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "total", "config"), REMOTE, ids=[r[0] for r in REMOTE])
+def test_architectures_with_code_beside_the_weights(name: str, total: int, config: dict[str, Any]) -> None:
+    assert model_parameters(model_from_config(config, name=name)).total == total
+
+
 BAD: list[tuple[str, dict[str, Any], str]] = [
     ("string for a number", {"hidden_size": "4096"}, "hidden_size must be .* not the string '4096'"),
     ("not a number", {"hidden_size": float("nan")}, "hidden_size must be a whole number .* not nan"),

@@ -108,13 +108,23 @@ def read_attentions(f: Fields, family: Family, hidden: int, count: int) -> Seque
     built: dict[tuple[int, Window], Attention] = {}
     found = []
     windows = family.windows(f, count)
-    layers = [f.layer(i) for i in range(count)]
+    layers = _own_heads(f, [f.layer(i) for i in range(count)])
     for g, window in zip(layers, windows, strict=True):
         key = (id(g), window)
         if key not in built:
             built[key] = _attention(g, family, hidden, window)
         found.append(built[key])
     return found
+
+
+def _own_heads(f: Fields, layers: list[Fields]) -> list[Fields]:
+    """The fields of each layer, with its own number of heads if ``num_attention_heads_per_layer`` says so."""
+    if not f.has("num_attention_heads_per_layer"):
+        return layers
+    f.items("num_attention_heads_per_layer", len(layers))
+    heads = f.integers("num_attention_heads_per_layer", low=1, high=MAX_HEADS)
+    built = {n: Fields({**f.data, "num_attention_heads": n}, f.where) for n in set(heads)}
+    return [built[n] for n in heads]
 
 
 def _attention(f: Fields, family: Family, hidden: int, window: Window) -> Attention:

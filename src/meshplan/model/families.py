@@ -462,4 +462,33 @@ FAMILIES: Final[dict[str, Family]] = {
     "deepseek": _plain(  # modeling_deepseek.py of deepseek-ai/deepseek-moe-16b-base
         experts=Experts(count=_ROUTED, shared_count="n_shared_experts", sparse=p.first_dense(default=0))
     ),
+    "laguna": _plain(
+        kv_heads=8,
+        head_dim=128,
+        qk_norm="head",
+        head_gate=True,
+        windows=p.mixed(p.full_layers, 512),
+        experts=Experts(
+            count=_EXPERTS,
+            topk_default=8,
+            shared_width="shared_expert_intermediate_size",
+            router_bias=True,  # the balancing bias is a parameter here
+            sparse=p.first_dense(default=1),
+        ),
+    ),
+    "kolibri1": Family(
+        kv_heads=4,
+        head_dim=128,
+        qk_norm="head",
+        norms=4,
+        windows=p.every_nth_full(5, "_", 513),
+        experts=Experts(
+            count=_EXPERTS,
+            topk_default=6,
+            shared_width="shared_expert_intermediate_size",
+            balance_bias=True,
+        ),
+    ),
+    "baichuan": Family(),  # modeling_baichuan.py of baichuan-inc/Baichuan2-7B-Base
+    "minicpm": replace(LLAMA, tied=True),  # modeling_minicpm.py of openbmb/MiniCPM-2B-sft-bf16
 }

@@ -130,7 +130,7 @@ class Fields:
             if value is not None:
                 return name, value
         if default is _REQUIRED:
-            raise self.fail(f"{' or '.join(names)} is missing")
+            raise self.fail(f"{names[0]} is missing")
         return names[0], default
 
     def _whole(self, name: str, value: Any, low: int, high: int) -> int:

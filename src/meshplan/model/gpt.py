@@ -6,6 +6,8 @@ Each function reads the fields of one ``model_type`` (or a few) as the class of 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from meshplan.model.decoder import head_width, hidden_size, layer_count
 from meshplan.model.fields import MAX_HEADS, MAX_HIDDEN, MAX_LAYERS, MAX_TOKENS, MAX_VOCAB, Fields
 from meshplan.model.layers import Attention, Layer, Mlp
@@ -78,6 +80,37 @@ def read_gpt2(f: Fields, *, multi_query: bool = False) -> Model:
 def read_gpt_bigcode(f: Fields) -> Model:
     """GPT-BigCode (StarCoder 1): GPT-2 with one KV head."""
     return read_gpt2(f, multi_query=True)
+
+
+def read_gpt_neo(f: Fields) -> Model:
+    """GPT-Neo: layers with full attention and layers with windows, in ``attention_types``."""
+    hidden, count = hidden_size(f), layer_count(f)
+    full = _mha(f, hidden, "num_heads", "num_attention_heads", bias=False, out_bias=True)
+    local = replace(full, window=f.integer("window_size", default=256, high=MAX_TOKENS))
+    kinds = [local if kind == "local" else full for kind in _neo_kinds(f, count)]
+    mlp = Mlp(width=f.integer("intermediate_size", default=4 * hidden), gated=False, bias=True)
+    positions = f.integer("max_position_embeddings", default=2048, high=MAX_TOKENS)
+    model = _gpt(f, hidden=hidden, attention=full, mlp=mlp, count=count, positions=positions)
+    layers = zip(model.layers, kinds, strict=True)
+    return replace(model, layers=tuple(replace(layer, attention=kind) for layer, kind in layers))
+
+
+def _neo_kinds(f: Fields, count: int) -> list[str]:
+    """``[[["global", "local"], 12]]`` spelt out."""
+    kinds: list[str] = []
+    groups = f.items("attention_types") if f.has("attention_types") else [[["global", "local"], count // 2]]
+    for group in groups:
+        match group:
+            case [list(names), int(times)] if 0 <= times <= count and set(map(str, names)) <= {
+                "global",
+                "local",
+            }:
+                kinds += names * times
+            case _:
+                raise f.fail('attention_types must list groups like [["global", "local"], 12]')
+    if len(kinds) != count:
+        raise f.fail(f"attention_types describes {len(kinds)} layers, not {count}")
+    return kinds
 
 
 def read_gptj(f: Fields) -> Model:

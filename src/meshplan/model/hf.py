@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any, Final
 
@@ -137,6 +138,8 @@ def _refused(f: Fields, kind: str) -> InputError:
     if kinds:
         listed = " and ".join(kinds[:3])
         return f.fail(f"model_type {shown(kind)} has layers of a kind that is not known: {listed}")
-    close = nearest(kind, known_types(), 1)
+    close = [
+        name for name in nearest(kind, known_types(), 1) if SequenceMatcher(None, kind, name).ratio() > 0.7
+    ]
     hint = f"; the nearest known one is '{close[0]}'" if close else ""
     return f.fail(f"model_type {shown(kind)} is not a known architecture{hint}")

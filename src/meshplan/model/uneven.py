@@ -1,15 +1,23 @@
 """Models whose layers differ in size from one to the next, beyond what ``families`` says.
 
-Pruned models (Nemotron-NAS), Gemma 4 and MiMo-V2-Flash.
+Pruned models (Nemotron-NAS), Gemma 4, MiMo-V2-Flash, DBRX and Granite 4 without Mamba layers.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from meshplan.model.decoder import head_width, hidden_size, layer_count, mtp_count, read_mlps
-from meshplan.model.families import Experts, Family
-from meshplan.model.fields import MAX_EXPERTS, MAX_HEADS, MAX_HIDDEN, MAX_TOKENS, MAX_VOCAB, Fields
+from meshplan.model.decoder import head_width, hidden_size, layer_count, mtp_count, read_decoder, read_mlps
+from meshplan.model.families import FAMILIES, Experts, Family
+from meshplan.model.fields import (
+    MAX_EXPERTS,
+    MAX_HEADS,
+    MAX_HIDDEN,
+    MAX_LAYERS,
+    MAX_TOKENS,
+    MAX_VOCAB,
+    Fields,
+)
 from meshplan.model.layers import Attention, Layer, Mlp, Moe
 from meshplan.model.model import Model
 from meshplan.model.patterns import Window, every_nth_full, first_dense, mixed
@@ -203,3 +211,43 @@ def _mimo_window(f: Fields) -> int:
     if f.has("sliding_window_size"):
         return f.integer("sliding_window_size", high=MAX_TOKENS) + 1
     return f.integer("sliding_window", default=129, high=MAX_TOKENS)
+
+
+def read_dbrx(f: Fields) -> Model:
+    """DBRX: the sizes of attention and experts in nested objects, LayerNorms without biases."""
+    hidden = f.integer("d_model", "hidden_size", high=MAX_HIDDEN)
+    heads = f.integer("n_heads", "num_attention_heads", high=MAX_HEADS)
+    kv_heads = f.table("attn_config").integer("kv_n_heads", default=1, high=MAX_HEADS)
+    if heads % kv_heads:
+        raise f.fail(f"n_heads {heads} is not a multiple of kv_n_heads {kv_heads}")
+    ffn = f.table("ffn_config")
+    experts = ffn.integer("moe_num_experts", high=MAX_EXPERTS)
+    topk = ffn.integer("moe_top_k", high=MAX_EXPERTS)
+    if topk > experts:
+        raise f.fail(f"moe_top_k {topk} is more than the {experts} experts there are")
+    layer = Layer(
+        attention=Attention(heads=heads, kv_heads=kv_heads, head_dim=head_width(f, hidden, heads)),
+        mlp=Moe(experts=experts, topk=topk, width=ffn.integer("ffn_hidden_size")),
+    )
+    return Model(
+        name="",
+        hidden=hidden,
+        vocab=f.integer("vocab_size", high=MAX_VOCAB),
+        layers=(layer,) * f.integer("n_layers", "num_hidden_layers", high=MAX_LAYERS),
+        tied_embeddings=f.flag("tie_word_embeddings", default=False),
+        max_seq=f.optional("max_seq_len", "max_position_embeddings", high=MAX_TOKENS),
+    )
+
+
+def read_granite_hybrid(f: Fields) -> Model:
+    """Granite 4, where no layer is Mamba: attention, then a shared MLP and perhaps experts beside it."""
+    count = layer_count(f)
+    kinds = f.words("layer_types") if f.has("layer_types") else []
+    if len(kinds) != count or set(kinds) - {"attention", "full_attention"}:
+        raise f.fail("Mamba state-space layers are of a kind that is not known (layer_types)")
+    shared = Mlp(width=f.integer("shared_intermediate_size"))
+    if not f.integer("num_local_experts", default=8, low=0, high=MAX_EXPERTS):
+        return read_decoder(
+            Fields({**f.data, "intermediate_size": shared.width}, f.where), FAMILIES["granite"]
+        )
+    return read_decoder(f, FAMILIES["granitemoeshared"])

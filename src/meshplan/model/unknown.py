@@ -38,10 +38,18 @@ _SIGNS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("latent mixture-of-experts", ("moe_latent_size", "routed_expert_hidden_size")),
     ("shortcut mixture-of-experts with identity experts", ("zero_expert_num",)),
     ("per-layer embeddings", ("hidden_size_per_layer_input",)),
-    ("layers that share keys and values", ("num_kv_shared_layers", "cla_share_factor")),
+    ("layers that share keys and values", ("num_kv_shared_layers", "use_cla")),
     ("cross-attention layers", ("cross_attention_layers", "add_cross_attention")),
     ("n-gram memory (Engram)", ("engram_config", "engram_layers")),
 )
+_NAMES: Final = (
+    ("mamba", "Mamba state-space layers"),
+    ("rwkv", "RWKV layers"),
+    ("xlstm", "xLSTM layers"),
+    ("bert", "bidirectional encoder layers"),
+    ("t5", "encoder-decoder layers"),
+)
+"""Words in a ``model_type`` that tell as much."""
 _LAYER_LISTS: Final = ("layer_types", "layers_block_type", "block_types")
 _KNOWN_LAYERS: Final = {"full_attention", "sliding_attention", "chunked_attention", "attention"}
 
@@ -53,6 +61,9 @@ def unknown_kinds(config: Mapping[str, Any]) -> list[str]:
         signs = [name for name in names if config.get(name)]
         if signs:
             found.append(f"{kind} ({signs[0]})")
+    if not found:
+        kind = str(config.get("model_type"))
+        found = [f"{what} (model_type)" for word, what in _NAMES if word in kind][:1]
     for name in _LAYER_LISTS:
         layers = config.get(name)
         if isinstance(layers, list):
