@@ -136,6 +136,13 @@ REMOTE = [  # totals as the hub shows them for models whose code is beside their
         | {"num_key_value_heads": 36, "intermediate_size": 5760, "vocab_size": 122753},
     ),
     (
+        "databricks/dbrx-base",
+        131_596_523_520,
+        {"model_type": "dbrx", "d_model": 6144, "n_layers": 40, "n_heads": 48, "vocab_size": 100352}
+        | {"attn_config": {"kv_n_heads": 8}}
+        | {"ffn_config": {"ffn_hidden_size": 10752, "moe_num_experts": 16, "moe_top_k": 4}},
+    ),
+    (
         "XiaomiMiMo/MiMo-7B-Base",
         7_622_619_136,  # the hub's 7,833,409,536 less the prediction layer of 210,790,400
         {"model_type": "mimo", "hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32}
@@ -220,7 +227,9 @@ UNKNOWN = [
     ({"model_type": "kimi_linear", "linear_attn_config": {"x": 1}}, "Kimi delta attention"),
     ({"model_type": "deepseek_v32", "index_topk": 2048}, "sparse attention with an indexer"),
     ({"model_type": "deepseek_v4", "hc_mult": 4}, "hyper-connections"),
-    ({"model_type": "lfm2", "layer_types": ["conv", "full_attention"]}, "'conv' layers"),
+    ({"model_type": "lfm2", "layer_types": ["conv", "full_attention"]}, "conv layers"),
+    ({"model_type": "minimax", "layer_types": ["linear_attention"]}, "linear attention layers"),
+    ({"model_type": "rwkv", "hidden_size": 8}, "RWKV layers"),
     ({"model_type": "longcat_flash", "zero_expert_num": 2}, "shortcut mixture-of-experts"),
     ({"model_type": "gemma3n_text", "hidden_size_per_layer_input": 256}, "per-layer embeddings"),
 ]

@@ -69,5 +69,5 @@ def unknown_kinds(config: Mapping[str, Any]) -> list[str]:
         if isinstance(layers, list):
             odd = sorted({x for x in layers if isinstance(x, str)} - _KNOWN_LAYERS)
             if odd and not found:
-                found.append(f"'{odd[0][:60]}' layers ({name})")
+                found.append(f"{odd[0][:60].replace('_', ' ')} layers ({name})")
     return found
