@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshplan.cluster.curves import attention_seconds, gemm_seconds, grouped_gemm_seconds, membound_seconds
+from meshplan.cluster.curves import attention_seconds, gemm_seconds, grouped_gemm_seconds, membound_seconds, quantise_seconds
 from meshplan.cluster.profile import Profile
 from meshplan.cost.costs import Floats
 from meshplan.cost.full.comm import LayerComm
@@ -123,6 +123,8 @@ def layer_time(
     traffic = element_traffic(layer, hidden, keys, stack)
     el_f = membound_seconds(profile, traffic.forward, kernels=traffic.kernels) / stack.memory_rate
     el_b = membound_seconds(profile, traffic.backward, kernels=2 * traffic.kernels) / stack.memory_rate
+    cast_f, cast_b = _casts(gemms, keys, profile, stack)
+    el_f, el_b = el_f + cast_f, el_b + cast_b
     forward = {"matmul": mm_f, "attention": att_f, "elementwise": el_f, **comm.forward}
     backward = {"matmul": mm_i + mm_w, "attention": att_b, "elementwise": el_b, **comm.backward}
     whole = np.asarray(sum(forward.values()))
@@ -135,6 +137,19 @@ def layer_time(
         hidden=comm.hidden,
         host=_host_seconds(layer, keys, stack),
     )
+
+
+def _casts(gemms: list[Gemm], keys: LayerKeys, profile: Profile, stack: Stack) -> tuple[Floats, Floats]:
+    """Seconds of casting inputs (forward) and output gradients (backward) to fp8 or fp4. Weights are cast
+    once a step, which is left out (under 1 % from four micro-batches on)."""
+    zero = np.zeros(len(keys))
+    if keys.precision not in ("fp8", "mxfp8", "nvfp4"):
+        return zero, zero
+    rows = [(g, np.asarray(g.m * np.asarray(g.batch), dtype=np.float64)) for g in gemms if not g.high_precision]
+    inputs = sum((quantise_seconds(profile, m * g.k, dtype=keys.precision) for g, m in rows), zero)
+    outputs = sum((quantise_seconds(profile, m * g.n, dtype=keys.precision) for g, m in rows), zero)
+    share = stack.cast_share / stack.memory_rate
+    return inputs * share, outputs * share
 
 
 def _host_seconds(layer: Layer, keys: LayerKeys, stack: Stack) -> Floats:

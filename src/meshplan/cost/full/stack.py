@@ -90,6 +90,8 @@ class Stack:
     """*Fitted*: sustained share of the expected rate of collectives that cross nodes."""
     scaleup_rate: float = 1.0
     """*Fitted*: sustained share of the measured rate of collectives inside a scale-up domain."""
+    cast_share: float = 1.0
+    """*Fitted*: share of the casts to fp8 or fp4 that no other operator does on the way."""
     host_layer_s: float = 0.5e-3
     """*Fitted*: seconds the host needs to launch one layer's forward pass."""
     host_backward: float = 1.0
@@ -124,6 +126,7 @@ class Stack:
             "tp_exposed",
             "ep_exposed",
             "fsdp_overlap",
+            "cast_share",
             "matmul",
             "attention_rate",
             "memory_rate",

@@ -144,9 +144,12 @@ def step_parts(c: Context, priced: Priced, recomputed: Floats) -> tuple[dict[str
         dense=c.dense_parameters.max(axis=1), experts=c.expert_parameters.max(axis=1), dense_group=c.dense_group,
         expert_group=c.expert_group, dense_span=c.spans["dp"], expert_span=c.spans["edp"],
     )  # fmt: skip
+    # Interleaved chunks finish their gradients one after the other while pp micro-batches drain.
+    rounds = np.where(p.vp > 1, np.minimum(p.pp, m) * (p.vp - 1) / p.vp, 1.0)
+    window = 0.9 * np.maximum(rounds, 1.0)
     sync = gradient_sync(
         shards, p.sharding, c.links, c.profile, c.stack,
-        backward_window=0.9 * (busy_max - forward_max), forward_window=0.9 * forward_max,
+        backward_window=window * (busy_max - forward_max), forward_window=window * forward_max,
     )  # fmt: skip
     time["dp"] = time["dp"] + np.where(c.gathers, 0.0, sync.exposed)
     time["optimizer"] = sync.optimizer
