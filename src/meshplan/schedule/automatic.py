@@ -84,6 +84,7 @@ class _Maker:
         }
         self.arrived[F][0] = [0.0] * micro_batches
         self.alive, self.free = [0.0] * ranks, [0.0] * ranks
+        self.forward_is_next = [False] * ranks
         self.rows: list[list[tuple[int, int, int]]] = [[] for _ in range(ranks)]
         down = sum(times[F]) + (ranks - 1) * p2p
         # Indices into ``times``: 0 forward, 1 input gradient, 2 weight gradient.
@@ -119,11 +120,12 @@ class _Maker:
         return done < len(arrived) and arrived[done] <= now + _EPS
 
     def _choose(self, rank: int, now: float) -> int | None:
-        """A gradient before a forward before a weight gradient; None to wait."""
-        if self._ready(rank, I, now):
-            return I
+        """Gradient and forward in turn, the gradient first; else a weight gradient; None to wait."""
         room = self.alive[rank] + 1 <= self.limit + _EPS
-        if room and self._ready(rank, F, now):
+        forward = room and self._ready(rank, F, now)
+        if self._ready(rank, I, now) and not (forward and self.forward_is_next[rank]):
+            return I
+        if forward:
             # Before the first gradient comes, a forward that would delay it only if ``overfill``.
             warming = not self.done[I][rank] and self.done[F][rank] >= self.ranks - rank
             delays = now + self.times[0][rank] > self.first_gradient[rank] + _EPS
@@ -142,6 +144,7 @@ class _Maker:
         self.rows[rank].append((kind, rank, batch))
         self.done[kind][rank] += 1
         self.free[rank] = end
+        self.forward_is_next[rank] = kind == I or (kind == W and self.forward_is_next[rank])
         self.alive[rank] += {F: 1.0, I: -self.freed, W: self.freed - 1.0}[kind]
         events = [(end, rank)]
         to = rank + 1 if kind == F else rank - 1

@@ -68,6 +68,7 @@ def step_time(
     p2p: Any = 0.0,
     *,
     overlap_p2p: Any = True,
+    pair_share: Any = np.nan,
 ) -> tuple[Floats, Floats]:
     """Seconds of the pipeline part of a step, and of the bubble in it; every argument broadcasts.
 
@@ -75,7 +76,11 @@ def step_time(
     micro-batch: ``_max`` of the busiest rank (all its ``v`` stages together), ``_sum`` of the whole
     model (one copy of it). ``p2p`` is the seconds of one hop between stages; with ``overlap_p2p`` only
     the receiver waits for it, without, the sender does too. The bubble is what the busiest rank
-    idles: ``total - m (f + b + w)_max``.
+    idles: ``total`` less its work, ``m (f + b + w)_max``.
+
+    ``pair_share`` is what DualPipe's overlapped pairs take, as a share of forward and backward one
+    after the other (NaN: they do run one after the other). Its bubble is then the formula of the
+    DualPipe repository, ``(p / 2 - 1)(pair + backward - 3 weight)``, and the pairs make the work shorter.
 
     The step ends when the last rank is done. With ZB-H2 and ZB-V the ranks end one after the other, so
     a run that does not wait for all of them before the next step saves up to ``(p - 1) f`` more.
@@ -87,18 +92,25 @@ def step_time(
         ),
         np.asarray(p2p, dtype=np.float64),
         np.asarray(overlap_p2p, dtype=np.bool_),
+        np.asarray(pair_share, dtype=np.float64),
     )
     shape = columns[0].shape
-    code, p, v, m, f, b, w, f_sum, b_sum, w_sum, hop, hidden = (c.ravel() for c in columns)
+    code, p, v, m, f, b, w, f_sum, b_sum, w_sum, hop, hidden, share = (c.ravel() for c in columns)
     bubble = np.full(code.shape, np.nan)
+    work = m * (f + b + w)
     for one in np.unique(code).astype(int).tolist():
         rows = np.flatnonzero(code == one)
         fr, br, wr = (np.maximum(s[rows] - x[rows], 0.0) for s, x in ((f_sum, f), (b_sum, b), (w_sum, w)))
         case = _Case(p[rows], v[rows], m[rows], f[rows], b[rows], w[rows], fr, br, wr)
         waits, shown = _HOPS[one](case)
         hops = np.where(hidden[rows], waits, shown) * hop[rows]
-        bubble[rows] = np.where(case.p > 1, _BUBBLES[one](case) + hops, 0.0)
-    return (bubble + m * (f + b + w)).reshape(shape), bubble.reshape(shape)
+        own = _BUBBLES[one](case)
+        if one in (CODES["dualpipe"], CODES["dualpipe-v"]):
+            paired = ~np.isnan(share[rows])
+            own = np.where(paired, _paired_bubble(case, share[rows]), own)
+            work[rows] -= np.where(paired, _time_saved(case, share[rows]), 0.0)
+        bubble[rows] = np.where(case.p > 1, own + hops, 0.0)
+    return (bubble + work).reshape(shape), bubble.reshape(shape)
 
 
 def _flush(c: _Case) -> Floats:
@@ -175,6 +187,23 @@ def _dualpipe(c: _Case) -> Floats:
 
 def _dualpipe_v(c: _Case) -> Floats:
     return _most(2 * c.br - c.wr - c.f, c.fr, c.fr + c.br - c.wr) / 2
+
+
+def _paired_bubble(c: _Case, share: Floats) -> Floats:
+    """``depth - 1`` times (pair + full backward - 3 weight gradients) of a stage; DualPipe folds at p / 2."""
+    depth = np.where(c.v > 1, c.p, c.p / 2)
+    one = share * (c.f + c.b + c.w) + c.b - 2 * c.w
+    bubble: Floats = np.maximum((depth - 1) * one / c.v, 0.0)
+    return bubble
+
+
+def _time_saved(c: _Case, share: Floats) -> Floats:
+    """By the pairs of the outermost rank, which has the fewest: two a micro-batch less the ramps."""
+    depth, chunks = np.where(c.v > 1, c.p, c.p / 2), np.where(c.v > 1, c.m, c.m / 2)
+    # A fold of one rank starts with a pair that is kept apart.
+    pairs = 2 * (chunks - 2 * depth + 1) + depth - 1 - (depth == 1)
+    saved: Floats = pairs * (1 - share) * (c.f + c.b + c.w) / c.v
+    return saved
 
 
 def _most(*shapes: Floats) -> Floats:
