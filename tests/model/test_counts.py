@@ -128,7 +128,7 @@ def test_every_field_of_a_layer_that_adds_weights_adds_them() -> None:
     """A switch that is forgotten in the counts would go unnoticed otherwise."""
     base = layer_parameters(Layer(attention=GQA, mlp=Mlp(width=200)), HIDDEN).total
     sizes = {"heads", "kv_heads", "head_dim", "v_head_dim", "window", "chunked"}
-    silent = sizes | {"k_bias", "qk_norm_bias", "qk_norm"}
+    silent = sizes | {"qk_norm_bias", "qk_norm"}
     for f in fields(Attention):
         if f.name in silent:
             continue

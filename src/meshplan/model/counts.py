@@ -98,8 +98,7 @@ def _attention(attention: Attention | LatentAttention | None, hidden: int) -> tu
             v_width = 0 if a.shared_kv else a.v_width
             gates = a.out_width * a.gate + a.heads * a.head_gate
             columns = a.q_width + a.k_width + v_width + gates
-            k_bias = a.qkv_bias if a.k_bias is None else a.k_bias
-            biases = a.qkv_bias * (columns - a.k_width) + k_bias * a.k_width
+            biases = a.qkv_bias * (columns - gates)
             norm = {"none": 0, "head": 2 * a.head_dim, "full": a.q_width + a.k_width}[a.qk_norm]
             return (
                 hidden * (columns + a.out_width) + biases,

@@ -27,8 +27,6 @@ class Attention:
     chunked: bool = False
     """``window`` cuts the sequence into chunks that do not see each other (Llama 4), instead of sliding."""
     qkv_bias: bool = False
-    k_bias: bool | None = None
-    """A bias on the key projection; ``None``: as ``qkv_bias``."""
     out_bias: bool = False
     qk_norm: QkNorm = "none"
     """``head``: one weight of ``head_dim`` each for q and k; ``full``: over all heads' features."""
