@@ -113,7 +113,8 @@ def model_sheet(model: Model, seq: int, screen: Screen) -> str:
 
 
 def _headline(model: Model, counted: ModelParameters) -> str:
-    text = f"{format_count(counted.total)} parameters ({counted.total:,})"
+    rounded, exact = format_count(counted.total), _exact(counted.total)
+    text = f"{rounded} parameters" + (f" ({exact})" if rounded != exact else "")
     if counted.active != counted.total:
         text += f", {format_count(counted.active)} active"
     text += f"; {len(model.layers)} layers of width {model.hidden:,}, vocabulary {model.vocab:,}"
@@ -159,7 +160,7 @@ def _flop_columns(model: Model, seq: int) -> list[Column]:
     values = [flop_per_token(model, seq, name) / 1e9 for name in CONVENTIONS]
     return [
         Column(title=f"FLOP a token, s = {seq:,}", cells=list(CONVENTIONS)),
-        Column(title="GFLOP", cells=[f"{value:,.1f}" for value in values], right=True),
+        Column(title="GFLOP", cells=[f"{v:,.1f}" if v >= 10 else f"{v:.3g}" for v in values], right=True),
         Column(title="counted as", cells=[_CONVENTION_NOTES[name] for name in CONVENTIONS], priority=1),
     ]
 
