@@ -71,7 +71,7 @@ def case_of(row: Row, *, stack: str | None = None) -> Case:
         raise SkippedError(source.skip)
     assumed: list[str] = []
     model = _model(row)
-    plan = _plan(row, model, assumed)
+    plan = _plan(row, model, source, assumed)
     cluster = _cluster(row, source, plan)
     precision = _precision(row.text["precision"])
     gbs = row.whole("gbs")
@@ -175,7 +175,7 @@ def _attention(row: Row, hidden: int, heads: int) -> Attention | LatentAttention
     return Attention(heads=heads, kv_heads=row.whole("kv_heads") or heads, head_dim=head_dim)
 
 
-def _plan(row: Row, model: Model, assumed: list[str]) -> Plan:
+def _plan(row: Row, model: Model, source: Source, assumed: list[str]) -> Plan:
     gpus = _needed(row, "gpus")
     tp, cp, pp = (row.whole(c) for c in ("tp", "cp", "pp"))
     if tp is None or pp is None:
@@ -187,6 +187,8 @@ def _plan(row: Row, model: Model, assumed: list[str]) -> Plan:
         raise SkippedError("degrees do not multiply to the GPU count", "gpus")
     gbs, mbs = row.whole("gbs"), row.whole("mbs")
     sharding = SHARDINGS.get(row.text["sharding"].lower())
+    if noted(row, r"never reshard|no reshard"):
+        sharding = Sharding.ZERO2
     if sharding is None:
         raise SkippedError(f"sharding {row.text['sharding']!r} not modelled", "sharding")
     if gbs is None:
@@ -198,7 +200,7 @@ def _plan(row: Row, model: Model, assumed: list[str]) -> Plan:
     etp = row.whole("etp") or 1
     if tp * cp * dp % (ep * etp):
         raise SkippedError("ep · etp does not divide tp · cp · dp", "ep")
-    layers, modules = _recompute(row, model, pp, assumed)
+    layers, modules = _recompute(row, model, pp, source, assumed)
     if pp == 1:
         vp = 1
     schedule = Schedule.INTERLEAVED if vp > 1 else Schedule.ONE_F_ONE_B
@@ -225,7 +227,7 @@ def _replicas(row: Row, dp: int) -> int:
     return max(dp // per_node, 1)
 
 
-def _recompute(row: Row, model: Model, pp: int, assumed: list[str]) -> tuple[int, Recompute]:
+def _recompute(row: Row, model: Model, pp: int, source: Source, assumed: list[str]) -> tuple[int, Recompute]:
     how = row.text["recompute"].lower()
     if how == "full":
         return ALL_LAYERS, Recompute.NONE
@@ -243,6 +245,8 @@ def _recompute(row: Row, model: Model, pp: int, assumed: list[str]) -> tuple[int
     if how == "none":
         return 0, Recompute.NONE
     assumed.append("recompute")
+    if source.recompute == "operators":
+        return 0, Recompute.OPERATORS
     return AUTO_LAYERS, Recompute.NONE
 
 
@@ -279,6 +283,10 @@ def switches(row: Row, source: Source) -> Stack:
         stack = replace(stack, dispatcher="dedup")
     if noted(row, r"moe_a2a_overlap"):
         stack = replace(stack, ep_exposed=min(stack.ep_exposed, 0.1))
+    if noted(row, r"async ?TP"):
+        stack = replace(stack, tp_exposed=0.5 * stack.tp_exposed)
+    if noted(row, r"chunked cross-entropy"):
+        stack = replace(stack, loss_bytes=2.0)
     if noted(row, r"CE fusion|cross-entropy fusion"):
         stack = replace(stack, loss_bytes=2.0, loss_traffic=10.0)
     if noted(row, r"no TP/PP comm overlap|no TP userbuffer"):

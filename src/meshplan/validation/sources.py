@@ -18,6 +18,7 @@ class Source:
     stack: str
     source: str = ""
     id: str = ""
+    model: str = ""
     notes: str = ""
     gpu: str = ""
     release: str = ""
@@ -26,6 +27,8 @@ class Source:
     nic_bytes: float = 0.0
     memory: str = "reserved"
     """What the source's peak memory is where the row does not say."""
+    recompute: str = ""
+    """What the source's defaults recompute where the row does not say: ``operators``, or nothing known."""
     skip: str = ""
     why: str = ""
 
@@ -34,7 +37,7 @@ class Source:
         return all(
             not pattern or re.search(pattern, row.text[column], flags=re.IGNORECASE)
             for column, pattern in (
-                ("source", self.source), ("id", self.id), ("notes", self.notes), ("gpu", self.gpu), ("release", self.release),
+                ("source", self.source), ("id", self.id), ("model", self.model), ("notes", self.notes), ("gpu", self.gpu), ("release", self.release),
                 ("precision", self.precision), ("sharding", self.sharding),
             )
         )  # fmt: skip
