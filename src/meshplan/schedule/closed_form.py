@@ -236,7 +236,7 @@ _HOPS: list[Callable[[_Case], tuple[Floats, Floats]]] = [
     lambda c: (c.p - 1, 2 * c.m - 5),
     lambda c: (5 * c.p - 7, 4 * c.m),
     lambda c: (5 * c.p - 4, 4 * c.m + 3 * c.p),
-    lambda c: (6 * (c.p - 2) / (c.p - 1) * c.m + 4 * c.p - 8, 6 * c.m + 2 * c.p),
+    lambda c: (6 * (c.p - 2) / np.maximum(c.p - 1, 1) * c.m + 4 * c.p - 8, 6 * c.m + 2 * c.p),
     lambda c: (5 * c.p / 2 - 3, 2 * c.m + 0.7 * c.p),
     lambda c: (5 * (c.p - 1), 4 * c.m + c.p),
 ]

@@ -1,0 +1,122 @@
+"""Closed forms against the simulation: exact where they claim it, bounded elsewhere."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from meshplan.schedule.closed_form import CODES, in_flight, step_time
+from meshplan.schedule.generate import SCHEDULES, make_order
+from meshplan.schedule.simulate import simulate
+
+# Largest error of the step time with (equal stages, stages of ±20 %, hops of 5 % of a forward).
+BOUNDS = {
+    "gpipe": (0.0, 0.001, 0.001),
+    "1f1b": (0.0, 0.07, 0.02),
+    "interleaved": (0.0, 0.10, 0.02),
+    "looped-bfs": (0.0, 0.11, 0.01),
+    "zb-h1": (0.0, 0.07, 0.02),
+    "zb-h2": (0.0, 0.10, 0.02),
+    "zb-v": (0.0, 0.08, 0.05),
+    "v-half": (0.02, 0.12, 0.06),
+    "v-min": (0.13, 0.20, 0.25),
+    "dualpipe": (0.0, 0.09, 0.03),
+    "dualpipe-v": (0.0, 0.09, 0.05),
+}
+
+
+def worst_error(name: str, *, spread: float, hop: float, seed: int) -> float:
+    """Largest relative error of ``step_time`` over random problems."""
+    rng = np.random.default_rng(seed)
+    worst = 0.0
+    for _ in range(25):
+        ranks = int(rng.choice([2, 4, 6, 8, 12, 16]))
+        m = ranks * int(rng.integers(2, 7))
+        vp = int(rng.integers(2, 5)) if name in ("interleaved", "looped-bfs") else None
+        order = make_order(name, ranks=ranks, micro_batches=m, vp=vp)
+        vp = order.stages // ranks
+        size = rng.uniform(1 - spread, 1 + spread, order.stages) / vp
+        f, b, w = size, size * rng.uniform(0.8, 1.6), size * rng.uniform(0.5, 1.1)
+        overlap = bool(rng.integers(2))
+        run = simulate(order, forward=f, backward_input=b, weight=w, p2p=hop, overlap_p2p=overlap)
+        copies = 2 if name == "dualpipe" else 1
+        held = [order.stages_of(r) for r in range(ranks)]
+        busiest = held[int(np.argmax([size[h].sum() for h in held]))]
+        most = [x[busiest].sum() / copies for x in (f, b, w)]
+        total, bubble = step_time(
+            CODES[name], ranks, vp, m, *most, f.sum(), b.sum(), w.sum(), hop, overlap_p2p=overlap
+        )
+        assert total == pytest.approx(bubble + m * sum(most))
+        worst = max(worst, abs(float(total) / run.step - 1))
+    return worst
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_error_is_bounded(name: str) -> None:
+    equal, uneven, hops = BOUNDS[name]
+    assert worst_error(name, spread=0.0, hop=0.0, seed=1) <= equal + 1e-9
+    assert worst_error(name, spread=0.2, hop=0.0, seed=2) <= uneven
+    assert worst_error(name, spread=0.0, hop=0.05, seed=3) <= hops
+
+
+@pytest.mark.parametrize("name", ["dualpipe", "dualpipe-v"])
+def test_overlapped_pairs(name: str) -> None:
+    rng = np.random.default_rng(4)
+    for _ in range(25):
+        ranks = int(rng.choice([2, 4, 8, 16]))
+        m = ranks * int(rng.integers(2, 7))
+        order = make_order(name, ranks=ranks, micro_batches=m)
+        vp, share = order.stages // ranks, rng.uniform(0.65, 1.0)
+        b, w = rng.uniform(0.9, 1.6), rng.uniform(0.5, 1.1)
+        run = simulate(order, forward=1 / vp, backward_input=b / vp, weight=w / vp, pair_share=share)
+        total, _ = step_time(
+            CODES[name], ranks, vp, m, 1, b, w, ranks, b * ranks, w * ranks, pair_share=share
+        )
+        assert -0.01 <= float(total) / run.step - 1 <= 0.08
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("ranks", [2, 4, 6, 8, 16])
+def test_in_flight_equals_the_simulation(name: str, ranks: int) -> None:
+    for vp in (2, 3) if name in ("interleaved", "looped-bfs", "zb-h1") else (None,):
+        order = make_order(name, ranks=ranks, micro_batches=4 * ranks, vp=vp)
+        run = simulate(order, forward=1, backward_input=1, weight=1)
+        stages = order.stages // ranks
+        formula = in_flight(CODES[name], ranks, stages, 4 * ranks, np.arange(ranks))
+        if name == "v-min":  # some ranks hold a stage less than the others
+            assert (formula >= run.peak_in_flight / stages).all()
+            assert formula.max() == run.peak_in_flight.max() / stages
+        else:
+            assert formula == pytest.approx(run.peak_in_flight / stages)
+
+
+def test_no_more_alive_than_micro_batches() -> None:
+    assert in_flight([1, 2, 4, 5, 6, 9], 8, [1, 4, 1, 1, 2, 1], 2, 0).tolist() == [2, 2, 2, 2, 2, 2]
+
+
+def test_fewer_micro_batches_than_ranks() -> None:
+    for name in ("gpipe", "1f1b", "looped-bfs"):
+        order = make_order(name, ranks=8, micro_batches=3, unfilled=True)
+        vp = order.stages // 8
+        run = simulate(order, forward=1 / vp, backward_input=1 / vp, weight=1 / vp)
+        assert float(step_time(CODES[name], 8, vp, 3, 1, 1, 1, 8, 8, 8)[0]) == pytest.approx(run.step)
+
+
+def test_one_rank_has_no_bubble() -> None:
+    total, bubble = step_time(list(CODES.values()), 1, 1, 8, 1, 2, 3, 1, 2, 3, 0.5)
+    assert (bubble == 0).all()
+    assert (total == 48).all()
+
+
+def test_a_table_of_plans_is_fast() -> None:
+    """100,000 plans take some tens of milliseconds; broadcasting gives the shape of the table."""
+    n = 100_000
+    rng = np.random.default_rng(0)
+    code, p = rng.integers(0, 11, n), rng.choice([2, 4, 8], n)
+    began = time.perf_counter()
+    total, bubble = step_time(code, p, 2, 4 * p, 1.0, 1.0, 1.0, p, p, p, 0.01)
+    assert time.perf_counter() - began < 2
+    assert total.shape == bubble.shape == (n,)
+    assert np.isfinite(total).all()
