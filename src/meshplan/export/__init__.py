@@ -1,0 +1,1 @@
+"""The export room: launch files for the frameworks, and a plan read back from them."""
