@@ -471,7 +471,7 @@ def collective_table(tables: Path, spec: Table, op: str, link: float, nvls: bool
         note = f"8 ranks measured on {spec['wide_ranks_from']}: the same NVLink 5, 4 ranks agree within 2 %"
     ranks = sorted(times)
     sizes = sorted(times[ranks[0]])
-    seconds = [list(np.maximum.accumulate([times[n][s] for s in sizes])) for n in ranks]
+    seconds = [rising(np.array([times[n][s] for s in sizes])) for n in ranks]
     logs = np.log(np.asarray(sizes))
     model, measured = [], []
     for row in seconds:
@@ -493,6 +493,13 @@ def collective_table(tables: Path, spec: Table, op: str, link: float, nvls: bool
         "fit_error": every,
         **({"note": note} if note else {}),
     }
+
+
+def rising(values: Floats) -> Floats:
+    """The mean of the least rising series above ``values`` and the greatest below: rising, unbiased."""
+    above = np.maximum.accumulate(values)
+    below = np.minimum.accumulate(values[::-1])[::-1]
+    return np.asarray((above + below) / 2)
 
 
 def _by_ranks(rows: Mapping[str, Any]) -> dict[int, dict[int, float]]:
