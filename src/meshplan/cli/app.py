@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from typing import NamedTuple
 
 import cyclopts
@@ -29,9 +30,7 @@ class Command(NamedTuple):
 COMMANDS = (
     Command("plan", "meshplan.cli.plan:app", "Rank the ways to lay a training run out over GPUs."),
     Command("estimate", "meshplan.cli.estimate:app", "Price one plan in full: time, memory, evidence."),
-    Command(
-        "validate", "meshplan.cli.validate:app", "Hold the cost model against measured training runs."
-    ),
+    Command("validate", "meshplan.cli.validate:app", "Hold the cost model against measured training runs."),
     Command("models", "meshplan.cli.models:app", "List model presets; show what a model is made of."),
     Command("gpus", "meshplan.cli.gpus:app", "List GPU presets; show one with the source of each number."),
     Command("mesh", "meshplan.cli.mesh:app", "Which ranks form which group, drawn with node boundaries."),
@@ -50,6 +49,7 @@ def build() -> cyclopts.App:
         help="Plan how to lay an LLM training run out over GPUs.",
         help_formatter=HelpFormatter(),
         result_action="return_value",
+        suppress_keyboard_interrupt=False,
     )
     for command in COMMANDS:
         app.command(command.app, name=command.name)
@@ -120,8 +120,7 @@ def _complain(text: str, code: int, wants_json: bool) -> None:
 
 
 def _wants_json(argv: list[str]) -> bool:
-    pairs = zip(argv, [*argv[1:], ""], strict=True)
-    return any(a in ("--json", "--format=json") or (a == "--format" and b == "json") for a, b in pairs)
+    return not {"--json", "--format=json"}.isdisjoint(argv) or ("--format", "json") in pairwise(argv)
 
 
 def _tolerate_narrow_encodings() -> None:

@@ -26,7 +26,7 @@ def plan_text(ranking: Ranking, top: int, screen: Screen) -> str:
         head, *rows = table(plan_columns(ranking, shown), screen.width)
         lines += [screen.bold(head), *rows, ""]
         lines += _best(ranking, screen)
-    lines += _closing(ranking, top)
+    lines += [line for text in _closing(ranking, top) for line in wrap(text, screen.width)]
     return screen.text("\n".join(lines).rstrip() + "\n")
 
 
@@ -80,7 +80,7 @@ def shares(parts: Mapping[str, Floats], whole: Floats, i: int) -> str:
     """The parts of row ``i`` in per cent of the whole, largest first, small ones left out."""
     found = sorted(((float(v[i] / whole[i]), name) for name, v in parts.items()), reverse=True)
     return " · ".join(
-        f"{name.replace('_', ' ')} {share:.0%}" for share, name in found if share >= SMALLEST_SHARE
+        f"{name.replace('_', ' ')} {100 * share:.0f}" for share, name in found if share >= SMALLEST_SHARE
     )
 
 

@@ -1,0 +1,7 @@
+"""``python -m meshplan``."""
+
+import sys
+
+from meshplan.cli import main
+
+sys.exit(main())
