@@ -16,6 +16,7 @@ from meshplan.units import format_bandwidth, format_bytes
 
 SMALLEST_SHARE = 0.005
 """Parts of a step below this share are not worth a word."""
+SHOWN_SHARES = 4
 
 
 def plan_text(ranking: Ranking, top: int, screen: Screen) -> str:
@@ -77,11 +78,10 @@ def _extras(plans: Plans, i: int) -> list[str]:
 
 
 def shares(parts: Mapping[str, Floats], whole: Floats, i: int) -> str:
-    """The parts of row ``i`` in per cent of the whole, largest first, small ones left out."""
+    """The largest parts of row ``i`` in per cent of the whole, small ones left out."""
     found = sorted(((float(v[i] / whole[i]), name) for name, v in parts.items()), reverse=True)
-    return " · ".join(
-        f"{name.replace('_', ' ')} {100 * share:.0f}" for share, name in found if share >= SMALLEST_SHARE
-    )
+    words = [f"{name.replace('_', ' ')} {100 * v:.0f}" for v, name in found if v >= SMALLEST_SHARE]
+    return " · ".join(words[:SHOWN_SHARES])
 
 
 def _question(ranking: Ranking, screen: Screen) -> list[str]:
