@@ -5,6 +5,7 @@ The drawing is text: a letter says what a rank does most of a column's time, a d
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
 import numpy as np
@@ -56,7 +57,8 @@ def draw_timeline(run: Simulation, screen: Screen) -> str:
         share = run.idle[rank] / run.step if run.step else 0.0
         lines.append(f"{f'rank {rank}':<{label}} {row} {share:>5.1%}")
     legend = [f"{letter} {name}" for letter, name in KIND_NAMES.items() if letter in kinds_seen]
-    lines.append(f"{'':<{label}} {', '.join(legend)}, {_IDLE} idle; right: share of the step a rank idles")
+    lines.append(f"{'':<{label}} {', '.join(legend)}, {_IDLE} idle")
+    lines.append(f"{'':<{label}} right: share of the step a rank idles")
     return screen.text("\n".join(lines))
 
 
@@ -106,12 +108,13 @@ def critical_path_text(run: Simulation, screen: Screen, *, most: int = 12) -> st
             runs.append([f"rank {moment.rank}:"])
             last = moment.rank
         runs[-1].append(f"{moment.stage}{moment.kind}{moment.micro_batch}")
-    shown = [f"{r[0]} {r[1]}" if len(r) == 2 else f"{r[0]} {r[1]} … {r[-1]} ({len(r) - 1})" for r in runs]
+    shown = [" ".join(r) if len(r) <= 3 else f"{r[0]} {r[1]} … {r[-1]} ({len(r) - 1})" for r in runs]
     if len(shown) > most:
         left_out = len(shown) - most
         half = most // 2
         shown = [*shown[:half], f"… {left_out} more …", *shown[-(most - half) :]]
-    return screen.text("critical path (stage, kind, micro-batch): " + " → ".join(shown))
+    text = "critical path (stage, kind, micro-batch): " + " → ".join(shown)
+    return screen.text(textwrap.fill(text, screen.width, subsequent_indent="  "))
 
 
 def compare_table(runs: Sequence[tuple[str, Simulation]], screen: Screen) -> str:
