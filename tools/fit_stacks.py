@@ -24,7 +24,7 @@ from meshplan.validation.run import price_cases
 
 BOUNDS = {
     "matmul": (0.4, 1.0), "attention_rate": (0.3, 1.0), "memory_rate": (0.3, 1.0), "network_rate": (0.2, 1.0), "scaleup_rate": (0.2, 1.0),
-    "tp_exposed": (0.1, 1.0), "ep_exposed": (0.05, 1.0), "fsdp_overlap": (0.3, 1.0), "host_layer_s": (0.0, 20e-3),
+    "tp_exposed": (0.1, 1.0), "ep_exposed": (0.05, 1.0), "fsdp_overlap": (0.3, 1.0), "host_layer_s": (0.0, 20e-3), "host_moe_s": (0.0, 20e-3), "partial_graph_host": (0.0, 1.0),
     "host_backward": (0.5, 3.0), "host_tp_s": (0.0, 3e-3), "host_micro_s": (0.0, 50e-3), "step_s": (0.0, 1.0),
     "kernel_gap_s": (0.0, 30e-6), "straggler": (0.0, 0.03), "cast_share": (0.0, 1.0),
 }  # fmt: skip

@@ -277,8 +277,10 @@ def _noted_nic(row: Row) -> float | None:
 def switches(row: Row, source: Source) -> Stack:
     """The source's stack with what the row's own notes switch on or off."""
     stack = load_stack(source.stack)
-    if noted(row, r"cuda_graph=|full CUDA graph"):
-        stack = replace(stack, cuda_graph=True)
+    if noted(row, r"cuda_graph=full|full CUDA graph"):
+        stack = replace(stack, cuda_graph="full")
+    elif noted(row, r"cuda_graph=|partial CUDA graph"):
+        stack = replace(stack, cuda_graph="partial")
     if noted(row, r"hybridep|deepep"):
         stack = replace(stack, dispatcher="dedup")
     if noted(row, r"moe_a2a_overlap"):

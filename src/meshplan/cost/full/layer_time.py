@@ -153,12 +153,11 @@ def _casts(gemms: list[Gemm], keys: LayerKeys, profile: Profile, stack: Stack) -
 
 
 def _host_seconds(layer: Layer, keys: LayerKeys, stack: Stack) -> Floats:
-    """Time the host needs to launch one forward pass; MoE layers launch about twice as many kernels. A
-    collective waits for the slowest of tp hosts, so its cost grows with them."""
-    if stack.cuda_graph:
-        return np.zeros(len(keys))
-    kernels = 2.0 if isinstance(layer.mlp, Moe) else 1.0
-    return np.asarray(stack.host_layer_s * kernels + 2.0 * stack.host_tp_s * (keys.tp - 1))
+    """Time the host needs to launch one forward pass. A collective waits for the slowest of tp hosts, so
+    its cost grows with them."""
+    share = {"none": 1.0, "partial": stack.partial_graph_host, "full": 0.0}[stack.cuda_graph]
+    launch = stack.host_moe_s if isinstance(layer.mlp, Moe) else stack.host_layer_s
+    return np.asarray(share * (launch + 2.0 * stack.host_tp_s * (keys.tp - 1)))
 
 
 def _selective(

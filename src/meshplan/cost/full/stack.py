@@ -94,6 +94,8 @@ class Stack:
     """*Fitted*: share of the casts to fp8 or fp4 that no other operator does on the way."""
     host_layer_s: float = 0.5e-3
     """*Fitted*: seconds the host needs to launch one layer's forward pass."""
+    host_moe_s: float = 1e-3
+    """*Fitted*: the same for a mixture-of-experts layer."""
     host_backward: float = 1.0
     """*Fitted*: the same for backward, as a multiple of forward."""
     host_tp_s: float = 0.0
@@ -104,7 +106,10 @@ class Stack:
     """*Fitted*: fixed seconds a step (data, logging, optimizer's host time)."""
     moe_imbalance: float = 1.0
     """Tokens of the fullest expert rank over the mean; 1 where the benchmark forces balance."""
-    cuda_graph: bool = False
+    cuda_graph: str = "none"
+    """``none``; ``partial`` (attention and router captured, experts launched); ``full`` (the host idles)."""
+    partial_graph_host: float = 0.35
+    """*Fitted*: share of the host's time that a partial CUDA graph leaves."""
     straggler: float = 0.0
     """Spread of GPU speed; the slowest of n sets the pace: 1 + spread · sqrt(2 ln n)."""
     sources: dict[str, str] = field(default_factory=dict)
@@ -136,7 +141,8 @@ class Stack:
             value = getattr(self, name)
             if not (math.isfinite(value) and 0 <= value <= 1):
                 raise InputError(f"stack {self.name}: {name} must be between 0 and 1, not {value}")
-        for name in ("host_layer_s", "host_backward", "host_tp_s", "host_micro_s", "step_s", "straggler"):
+        for name in ("host_layer_s",
+            "host_moe_s", "host_backward", "host_tp_s", "host_micro_s", "step_s", "straggler"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise InputError(f"stack {self.name}: {name} must be a time of at least 0, not {value}")
