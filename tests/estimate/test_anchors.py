@@ -190,7 +190,7 @@ def _gpt(hidden, layers, heads, vocab=51200):
             380,
             marks=pytest.mark.xfail(strict=False, reason="13.1 s, not 10.9: this stack has FlashAttention-2"),
         ),
-    ],  # fmt: skip
+    ],
 )
 def test_llama_3_405b(gpus, cp, dp, seq, gbs, tflops):
     """arXiv 2407.21783, table 4; FLOP with causal attention counted once (the paper does not say)."""

@@ -8,8 +8,8 @@ from typing import Any
 
 from meshplan.report.parts import wrap
 from meshplan.report.screen import Screen
-from meshplan.report.table import Column, markdown, table
-from meshplan.validation.metrics import Errors, OomTable, Sweep
+from meshplan.report.table import Column, table
+from meshplan.validation.metrics import OomTable, Sweep
 from meshplan.validation.run import Outcome
 from meshplan.validation.summary import Family, Summary
 
@@ -32,18 +32,6 @@ def validation_text(summary: Summary, where: str, screen: Screen) -> str:
     if summary.worst:
         lines += [*_titled("largest errors of step time", worst_columns(summary.worst), screen), ""]
     return screen.text("\n".join(lines).rstrip() + "\n")
-
-
-def validation_markdown(summary: Summary) -> str:
-    """The same tables for a documentation page."""
-    parts = [
-        ("All rows", overview(summary)),
-        ("By source", family_columns(summary.by, "source")),
-        ("By stack", stack_columns(summary)),
-        ("Sweeps", sweep_columns(summary)),
-        ("Largest errors", worst_columns(summary.worst)),
-    ]
-    return "\n\n".join(f"## {title}\n\n" + "\n".join(markdown(columns)) for title, columns in parts) + "\n"
 
 
 def validation_data(summary: Summary, where: str) -> dict[str, Any]:
@@ -86,7 +74,8 @@ def _family_data(family: Family) -> dict[str, Any]:
 
 def _sweep_data(sweep: Sweep) -> dict[str, Any]:
     names = dict(zip(SWEEP_KEY, sweep.key, strict=True))
-    return {**names, "n": sweep.n, "tau": sweep.tau, "regret": sweep.regret}
+    counts = {name: int(names[name]) for name in ("gpus", "gbs", "seq") if names[name].isdecimal()}
+    return {**names, **counts, "n": sweep.n, "tau": sweep.tau, "regret": sweep.regret}
 
 
 def _outcome_data(outcome: Outcome) -> dict[str, Any]:
@@ -143,15 +132,15 @@ def family_columns(families: Mapping[str, Family], title: str) -> list[Column]:
     return [
         Column(title=title, cells=list(families)),
         column("rows", [f"{f.n:,}" for f in found], 3),
-        column("time: n", [f"{f.step.n:,}" for f in found]),
+        column("time n", [f"{f.step.n:,}" for f in found]),
         column("signed", [_percent(f.step.signed_median, sign=True) for f in found]),
         column("median", [_percent(f.step.median) for f in found]),
         column("mean", [_percent(f.step.mean) for f in found], 2),
         column("P90", [_percent(f.step.p90) for f in found]),
-        column("memory: n", [f"{f.memory.n:,}" for f in found], 2),
-        column("signed", [_percent(f.memory.signed_median, sign=True) for f in found], 1),
-        column("median", [_percent(f.memory.median) for f in found], 1),
-        column("P90", [_percent(f.memory.p90) for f in found], 1),
+        column("mem n", [f"{f.memory.n:,}" for f in found], 2),
+        column("mem signed", [_percent(f.memory.signed_median, sign=True) for f in found], 1),
+        column("mem median", [_percent(f.memory.median) for f in found], 1),
+        column("mem P90", [_percent(f.memory.p90) for f in found], 1),
         column("tau", [_number(f.mean_tau) for f in found], 4),
         column("regret", [_percent(f.mean_regret) for f in found], 4),
     ]
@@ -238,11 +227,3 @@ def _percent(value: float | None, *, sign: bool = False) -> str:
 
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
-
-
-def errors_sentence(errors: Errors) -> str:
-    """The errors in words, for a page: ``median 6.1%, P90 18.2%, signed median -0.4% over 120 rows``."""
-    return (
-        f"median {_percent(errors.median)}, P90 {_percent(errors.p90)},"
-        f" signed median {_percent(errors.signed_median, sign=True)} over {errors.n:,} rows"
-    )
