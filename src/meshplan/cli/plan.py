@@ -15,6 +15,7 @@ from meshplan.report.plan_rows import flat, ranking_data
 from meshplan.report.plan_view import plan_markdown, plan_text
 from meshplan.report.screen import Screen
 from meshplan.report.table import csv_text
+from meshplan.search.heap import keep_freed_memory
 from meshplan.search.ranking import Nothing, Ranking
 from meshplan.search.search import search
 
@@ -63,6 +64,7 @@ def plan(
         cost_model=cost_model,
         download=download,
     )
+    keep_freed_memory()
     ranking = search(
         asked.model, asked.cluster, asked.workload, space=asked.space, cost_model=asked.cost_model
     )

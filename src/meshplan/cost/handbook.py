@@ -187,13 +187,17 @@ def _stage_layers(layers: int, pp: Floats) -> Floats:
 
 def _recomputed(asked: Ints, stage_layers: Floats, states: Floats, unit: Floats, limit: float) -> Floats:
     """Layers of a stage that are recomputed: what was asked, or the fewest that fit, at most all."""
-    full = 34 * stage_layers * unit
-    fewest = np.maximum(np.ceil((states + full - limit) / (32 * unit)), 0.0)
-    if fewest.any():
-        # The division may end a rounding error beside a whole number: the comparison itself decides.
-        fewest += states + (34 * stage_layers - 32 * fewest) * unit > limit
-        fewest -= states + (34 * stage_layers - 32 * (fewest - 1)) * unit <= limit
-        fewest = np.clip(fewest, 0, stage_layers)
+    needed = (states + 34 * stage_layers * unit - limit) / (32 * unit)
+    fewest = np.ceil(needed)
+    # Beside a whole number a rounding error decides the division; there the comparison itself is asked.
+    close = np.flatnonzero(np.abs(needed - np.rint(needed)) < 1e-6)
+    if close.size:
+        states, unit, stage = states[close], unit[close], stage_layers[close]
+        layers = np.rint(needed[close])
+        layers -= states + (34 * stage - 32 * (layers - 1)) * unit <= limit
+        layers += states + (34 * stage - 32 * layers) * unit > limit
+        fewest[close] = layers
+    fewest = np.minimum(np.maximum(fewest, 0.0), stage_layers)
     auto = asked == AUTO_LAYERS
     return fewest if auto.all() else np.where(auto, fewest, np.minimum(asked, stage_layers))
 
