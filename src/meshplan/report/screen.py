@@ -39,7 +39,10 @@ class Screen:
 
     def text(self, text: str) -> str:
         """``text`` in the characters this screen has."""
-        return text if self.unicode else text.translate(_ASCII)
+        if self.unicode:
+            return text
+        lines = text.translate(_ASCII).split("\n")
+        return "\n".join(line.rstrip() for line in lines)  # the thinnest bars become spaces
 
     def bold(self, text: str) -> str:
         """``text``, bold where colour is on."""
@@ -64,7 +67,7 @@ def bar(share: float, width: int) -> str:
 
 def _shows(stream: TextIO, text: str) -> bool:
     try:
-        text.encode(stream.encoding or "ascii")
+        text.encode(stream.encoding or "utf-8")
     except (UnicodeEncodeError, LookupError):
         return False
     return True
