@@ -123,6 +123,8 @@ def layer_time(
     traffic = element_traffic(layer, hidden, keys, stack)
     el_f = membound_seconds(profile, traffic.forward, kernels=traffic.kernels) / stack.memory_rate
     el_b = membound_seconds(profile, traffic.backward, kernels=2 * traffic.kernels) / stack.memory_rate
+    gaps = stack.kernel_gap_s * (traffic.kernels + len(gemms) + 3) * (0.0 if stack.cuda_graph == "full" else 1.0)
+    el_f, el_b = el_f + gaps, el_b + 2 * gaps
     cast_f, cast_b = _casts(gemms, keys, profile, stack)
     el_f, el_b = el_f + cast_f, el_b + cast_b
     forward = {"matmul": mm_f, "attention": att_f, "elementwise": el_f, **comm.forward}

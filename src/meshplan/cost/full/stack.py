@@ -92,6 +92,8 @@ class Stack:
     """*Fitted*: sustained share of the measured rate of collectives inside a scale-up domain."""
     cast_share: float = 1.0
     """*Fitted*: share of the casts to fp8 or fp4 that no other operator does on the way."""
+    kernel_gap_s: float = 0.0
+    """*Fitted*: seconds the GPU idles between two kernels of a layer, launched though they are in time."""
     host_layer_s: float = 0.5e-3
     """*Fitted*: seconds the host needs to launch one layer's forward pass."""
     host_moe_s: float = 1e-3
@@ -141,7 +143,8 @@ class Stack:
             value = getattr(self, name)
             if not (math.isfinite(value) and 0 <= value <= 1):
                 raise InputError(f"stack {self.name}: {name} must be between 0 and 1, not {value}")
-        for name in ("host_layer_s",
+        for name in ("kernel_gap_s",
+            "host_layer_s",
             "host_moe_s", "host_backward", "host_tp_s", "host_micro_s", "step_s", "straggler"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
