@@ -16,8 +16,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from meshplan.schedule import generate
 from meshplan.schedule.generate import SCHEDULES, make_order
-from meshplan.schedule.graph import graph, levels
+from meshplan.schedule.graph import graph
 from meshplan.schedule.order import Order
 from meshplan.schedule.simulate import simulate, simulate_batch
 
@@ -109,7 +110,6 @@ def single(name: str, ranks: int, vp: int | None, micro_batches: int) -> dict[st
 
     batch_size = 64
     many = {k: np.stack([durations(order, s)[k] for s in range(batch_size)]) for k in d}
-    levels(graph(order))
     return {
         "actions": len(order),
         "event loop": plain,
@@ -123,22 +123,16 @@ def single(name: str, ranks: int, vp: int | None, micro_batches: int) -> dict[st
 def two_hundred_plans() -> float:
     """The best 200 plans of a search, every order new: made, analysed and simulated once."""
     rng = np.random.default_rng(3)
-    plans = []
     names = list(SCHEDULES)
-    while len(plans) < 200:
-        name, ranks = names[int(rng.integers(len(names)))], int(rng.choice([2, 4, 8, 16]))
-        m = ranks * int(rng.integers(2, 129 // ranks + 2))
-        plans.append((name, ranks, m + m % 2))
-    make_order.__globals__["_made"].cache_clear()
+    sizes = [(names[k % len(names)], int(rng.choice([2, 4, 8, 16]))) for k in range(200)]
+    plans = [(name, ranks, ranks * int(rng.integers(2, 128 // ranks + 2))) for name, ranks in sizes]
+    generate._made.cache_clear()
     graph.cache_clear()
     began = time.perf_counter()
-    for name, ranks, m in plans:
-        order = (
-            make_order(name, ranks=ranks, micro_batches=m, vp=None, unfilled=True) if m % ranks == 0 else None
-        )
-        if order is not None:
-            run = simulate(order, forward=1.0, backward_input=1.1, weight=0.9, p2p=0.02)
-            _ = run.step, run.bubble, run.memory().peak
+    for name, ranks, micro_batches in plans:
+        order = generate.make_order(name, ranks=ranks, micro_batches=micro_batches)
+        run = simulate(order, forward=1.0, backward_input=1.1, weight=0.9, p2p=0.02)
+        _ = run.step, run.bubble, run.memory().peak
     return time.perf_counter() - began
 
 
@@ -159,7 +153,8 @@ def main() -> int:
                 print(f"  {what:20} {seconds * 1e3:12.2f} ms   {found['event loop'] / seconds:8.1f} ×")
         if (name, ranks) == ("interleaved", 16):
             failed += ["warm 10 ms"] if found["warm"] > 0.010 else []
-            failed += ["50 × in a batch"] if found["event loop"] / found["in a batch of 64"] < 50 else []
+        fastest = found["event loop"] / min(found["warm"], found["in a batch of 64"])
+        failed += [f"50 × the event loop ({name})"] if fastest < 50 else []
         if ranks == 64:
             failed += ["64 ranks in 1 s"] if found["first"] > 1.0 else []
     seconds = two_hundred_plans()

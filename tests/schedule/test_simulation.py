@@ -337,3 +337,35 @@ def test_nothing_takes_no_time() -> None:
     assert run.step == 0
     assert run.bubble == 0
     assert run.critical_path()[0].start == 0
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("seed", range(4))
+def test_long_runs_skip_nothing_that_matters(name: str, seed: int) -> None:
+    """Where a run repeats itself ``simulate`` leaves periods out; ``simulate_batch`` never does."""
+    rng = np.random.default_rng(seed)
+    ranks = int(rng.choice([2, 3, 4, 8])) if name != "dualpipe" else 4
+    order = make_order(name, ranks=ranks, micro_batches=ranks * int(rng.integers(12, 30)))
+    spread = (0.0, 0.01, 0.3, 1.0)[seed]
+    f, i, w = (1 + spread * rng.random((1, order.stages)) for _ in range(3))
+    hop = 0.2 * rng.random((1, order.stages - 1)) * (seed % 2)
+    more: dict[str, Any] = {"overlap_p2p": seed < 2, "pair_share": 0.8 if seed == 3 else None}
+    run = simulate(order, forward=f[0], backward_input=i[0], weight=w[0], p2p=hop[0], tail=0.5, **more)
+    every = simulate_batch(order, forward=f, backward_input=i, weight=w, p2p=hop, tail=0.5, **more)
+    assert run.finish == pytest.approx(every.finish[0], rel=1e-11)
+    assert run.busy == pytest.approx(every.busy[0], rel=1e-11)
+    # Given micro-batch by micro-batch the same durations are played through in full.
+    whole = (np.repeat(x.T, order.micro_batches, axis=1) for x in (f, i, w))
+    full = simulate(
+        order, **dict(zip(("forward", "backward_input", "weight"), whole, strict=True)), p2p=hop[0], **more
+    )
+    assert run.start == pytest.approx(full.start, rel=1e-11, abs=1e-9)
+    assert run.end == pytest.approx(full.end, rel=1e-11, abs=1e-9)
+    assert run.release == pytest.approx(full.release, rel=1e-11, abs=1e-9)
+
+
+def test_long_runs_do_skip() -> None:
+    order = make_order("1f1b", ranks=4, micro_batches=512)
+    run = simulate(order, forward=1, backward_input=1, weight=1)
+    assert len(run.times.ends) < len(order) / 10
+    assert run.step == (512 + 3) * 3

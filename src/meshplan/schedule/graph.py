@@ -13,9 +13,23 @@ import numpy as np
 import numpy.typing as npt
 
 from meshplan.errors import InputError
-from meshplan.schedule.order import LETTERS, B, F, I, Order, W
+from meshplan.schedule.order import B, F, I, Order, W
+from meshplan.schedule.repeats import Repeat, find_repeats
 
 Indices = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Sites:
+    """Actions that take the same time if durations are one a stage: one entry a site."""
+
+    example: Indices
+    """An action of the site, by flat index."""
+    of: Indices
+    """The site of every action."""
+    rank: Indices
+    count: Indices
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -23,17 +37,31 @@ class Graph:
     """Dependencies of an order.
 
     An action waits for the one before it on its rank and for at most one on another rank:
-    activations from the stage before, or gradients from the stage after.
+    activations from the stage before, or gradients from the stage after. Computing order is by
+    depth: every action comes after those it needs, and those of one depth need none of each other.
     """
 
     feeds: Indices
     """For every action, the one on another rank it needs, by flat index; -1 for none."""
+    sends_on: Flags
+    sends_back: Flags
+    """Whether another rank needs an action's result, for the next stage or for the one before."""
+    sites: Sites
     sequence: Indices
-    """All actions, by flat index, in computing order: each after those it needs."""
-    before: list[int]
-    """For each action in computing order, 1 + the place of the one before it on its rank; 0 for none."""
-    fed_by: list[int]
-    """For each action in computing order, 1 + the place of the one that feeds it; 0 for none."""
+    """All actions, by flat index, in computing order."""
+    place: Indices
+    """1 + the place in computing order of every action."""
+    before: Indices
+    """For each action in computing order, how many places back the one before it on its rank is; for
+    a rank's first action, how many to the start of all (place 0)."""
+    fed_by: Indices
+    """How many places back the one that feeds it is; as ``before`` if none does."""
+    before_list: list[int]
+    fed_by_list: list[int]
+    """Both again, negative, for a loop in Python."""
+    depths: list[tuple[int, int]]
+    """Where each depth starts and ends in ``sequence``."""
+    repeats: list[Repeat]
 
 
 def check(order: Order) -> None:
@@ -99,17 +127,50 @@ def graph(order: Order, *, together: bool = False) -> Graph:
         # The forward of a pair ends with the backward after it: who needs the one waits for the other.
         ends_with = np.arange(len(order)) + order.paired
         feeds = np.where(feeds >= 0, ends_with[feeds], feeds)
-    sequence = _sequence(order, feeds)
-    place = np.zeros(len(order) + 1, dtype=np.int64)
-    place[sequence] = np.arange(1, len(order) + 1)
+    depth = _depths(order, feeds)
+    # Ranks lie one after the other and depth grows along each, so equal depths stay sorted by rank.
+    sequence = np.argsort(depth, kind="stable")
+    place = np.empty(len(order) + 1, dtype=np.int64)
+    place[sequence], place[-1] = np.arange(1, len(order) + 1), 0
     on_rank = np.arange(len(order)) - 1
     on_rank[order.first[:-1]] = -1
+    here = np.arange(1, len(order) + 1)
+    before = here - place[on_rank[sequence]]
+    fed_by = np.where(feeds[sequence] >= 0, here - place[feeds[sequence]], before)
+    fed = np.flatnonzero(feeds >= 0)
+    onward = order.kind[fed] == F
+    sends_on, sends_back = np.zeros((2, len(order)), dtype=bool)
+    sends_on[feeds[fed[onward]]] = True
+    sends_back[feeds[fed[~onward]]] = True
+    sites = _sites(order, (feeds >= 0, sends_on, sends_back))
     return Graph(
         feeds=feeds,
+        sends_on=sends_on,
+        sends_back=sends_back,
+        sites=sites,
         sequence=sequence,
-        before=place[on_rank[sequence]].tolist(),
-        fed_by=place[feeds[sequence]].tolist(),
+        place=place[:-1],
+        before=before,
+        fed_by=fed_by,
+        before_list=(-before).tolist(),
+        fed_by_list=(-fed_by).tolist(),
+        depths=list(itertools.pairwise(np.append(0, np.cumsum(np.bincount(depth))).tolist())),
+        repeats=find_repeats(sites.of[sequence], before, fed_by, order.micro_batches, order.ranks),
     )
+
+
+def _sites(order: Order, links: tuple[Flags, Flags, Flags]) -> Sites:
+    """Group the actions by all that their times depend on but the micro-batch."""
+    rank = order.rank.astype(np.int64)
+    partner = np.zeros(len(order), dtype=np.int64)
+    first = np.flatnonzero(order.paired)
+    partner[first], partner[first + 1] = 1 + order.stage[first + 1], 1 + order.stage[first]
+    key = rank * order.stages + order.stage
+    key = (key * 4 + order.kind) * (order.stages + 1) + partner
+    for flag in links:
+        key = key * 2 + flag
+    _, example, of, count = np.unique(key, return_index=True, return_inverse=True, return_counts=True)
+    return Sites(example=example, of=of.ravel(), rank=rank[example], count=count)
 
 
 def _feeds(order: Order) -> tuple[Indices, Indices]:
@@ -132,32 +193,36 @@ def _feeds(order: Order) -> tuple[Indices, Indices]:
     return np.where(local, -1, needs), np.maximum(own, np.where(local, needs, -1))
 
 
-def _sequence(order: Order, feeds: Indices) -> Indices:
-    """A computing order: run every rank until it must wait, then go on with one that need not."""
+def _depths(order: Order, feeds: Indices) -> Indices:
+    """How many actions lie before each on the longest chain: run every rank until it must wait."""
     source, first = feeds.tolist(), order.first.tolist()
     # Ranks that wait for an action are a linked list: the last one, and for each rank the one before it.
-    done, waiting, waits_too = [False] * len(order), [-1] * len(order), [-1] * order.ranks
-    sequence: list[int] = []
-    place, ready = first[:-1], list(range(order.ranks))[::-1]
+    depths, waiting, waits_too = [-1] * len(order), [-1] * len(order), [-1] * order.ranks
+    place, ready, left = first[:-1], list(range(order.ranks))[::-1], len(order)
     while ready:
         rank = ready.pop()
         at, stop = place[rank], first[rank + 1]
+        depth = depths[at - 1] if at > first[rank] else -1
         while at < stop:
             needed = source[at]
-            if needed >= 0 and not done[needed]:
-                waits_too[rank], waiting[needed] = waiting[needed], rank
-                break
-            done[at] = True
-            sequence.append(at)
+            if needed >= 0:
+                deep = depths[needed]
+                if deep < 0:
+                    waits_too[rank], waiting[needed] = waiting[needed], rank
+                    break
+                depth = max(depth, deep)
+            depth += 1
+            depths[at] = depth
             waiter = waiting[at]
             while waiter >= 0:
                 ready.append(waiter)
                 waiter = waits_too[waiter]
             at += 1
+        left -= at - place[rank]
         place[rank] = at
-    if len(sequence) < len(order):
+    if left:
         raise InputError(_deadlock(order, feeds, [p for r, p in enumerate(place) if p < first[r + 1]]))
-    return np.array(sequence)
+    return np.array(depths)
 
 
 def _deadlock(order: Order, feeds: Indices, stuck: list[int]) -> str:
@@ -170,50 +235,3 @@ def _deadlock(order: Order, feeds: Indices, stuck: list[int]) -> str:
     )
     more = f" (and {len(waits) - 3} more ranks)" if len(waits) > 3 else ""
     return f"order '{order.name}' can never finish: {shown}{more}"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Levels:
-    """The actions level after level, those of one level needing only earlier ones."""
-
-    sequence: Indices
-    """Actions by flat index, level after level."""
-    blocks: list[tuple[int, int]]
-    """Where each level starts and ends in ``sequence``."""
-    before: Indices
-    fed_by: Indices
-    """As in ``Graph``, but 1 + the place in this ``sequence``."""
-    place: Indices
-    """1 + the place in ``sequence`` of every action by flat index."""
-
-
-@lru_cache(maxsize=16)
-def levels(graph: Graph) -> Levels:
-    """The levels of a graph: what can be computed at once when many runs are."""
-    depth = [-1]
-    push = depth.append
-    for a, b in zip(graph.before, graph.fed_by, strict=True):
-        x, y = depth[a], depth[b]
-        push((x if x > y else y) + 1)
-    level = np.array(depth[1:])
-    by_level = np.argsort(level, kind="stable")
-    moved = np.zeros(len(level) + 1, dtype=np.int64)
-    moved[by_level + 1] = np.arange(1, len(level) + 1)
-    place = np.empty(len(level), dtype=np.int64)
-    place[graph.sequence] = moved[1:]
-    return Levels(
-        sequence=graph.sequence[by_level],
-        blocks=list(itertools.pairwise(np.append(0, np.cumsum(np.bincount(level))).tolist())),
-        before=moved[np.array(graph.before)[by_level]],
-        fed_by=moved[np.array(graph.fed_by)[by_level]],
-        place=place,
-    )
-
-
-def described(order: Order, index: int) -> str:
-    """An action with its rank, for people: ``rank 3: F of stage 3, micro-batch 0``."""
-    rank = int(np.searchsorted(order.first, index, side="right")) - 1
-    return (
-        f"rank {rank}: {LETTERS[order.kind[index]]} of stage {order.stage[index]}, "
-        f"micro-batch {order.micro_batch[index]}"
-    )

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from meshplan.errors import InputError
+from meshplan.schedule.durations import Durations, Spent
+from meshplan.schedule.graph import Graph
 from meshplan.schedule.order import LETTERS, B, F, I, Order, W
+from meshplan.schedule.repeats import Repeat
 
 Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
@@ -41,7 +45,63 @@ class Memory:
     """(ranks,)"""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Times:
+    """When each action's rank goes on, in computing order from place 1; place 0 is the start of all.
+
+    What a repeat lets a simulation leave out is made up only if it is asked for.
+    """
+
+    def __init__(self, actions: int) -> None:
+        self.actions = actions
+        self.ends = [0.0]
+        self._skips: list[tuple[int, int, int, float, int]] = []
+
+    def skip(self, repeat: Repeat, periods: int, shift: float) -> int:
+        """Leave out ``periods``, each ``shift`` later than the one before; how many places that are."""
+        ends, period, back = self.ends, repeat.period, repeat.back
+        if periods <= 0:
+            return 0
+        here = len(ends)
+        # What comes after looks back into what is left out: the end of it is written down.
+        last = np.array(ends[-period:])
+        copies = -(-back // period)
+        tiled = (last + shift * np.arange(periods - copies + 1, periods + 1)[:, None]).ravel()
+        if copies > periods:
+            return 0
+        self._skips.append((here, period, periods, shift, back))
+        ends.extend(tiled[len(tiled) - back :].tolist())
+        return period * periods
+
+    def at(self, places: Indices) -> Floats:
+        """Times at some places."""
+        shift, low = np.zeros(len(places), dtype=np.int64), 0
+        whole = True
+        for here, period, periods, _, back in self._skips:
+            start, stop = here + low, here + low + period * periods
+            whole = whole and not ((places >= start) & (places < stop)).any()
+            shift = np.where(places >= stop, shift + period * periods - back, shift)
+            low += period * periods - back
+        if not whole:
+            return self.all()[places]
+        return np.array([self.ends[i] for i in (places - shift).tolist()])
+
+    def all(self) -> Floats:
+        """(actions + 1,)"""
+        out = np.empty(self.actions + 1)
+        have = np.array(self.ends)
+        read = written = 0
+        for here, period, periods, shift, back in self._skips:
+            size = here - read
+            out[written : written + size] = have[read:here]
+            written += size
+            block = out[written - period : written] + shift * np.arange(1, periods + 1)[:, None]
+            out[written : written + block.size] = block.ravel()
+            written, read = written + block.size, here + back
+        out[written:] = have[read:]
+        return out
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Simulation:
     """Times of one run of an order, in seconds from the start of the step, by flat action index.
 
@@ -50,13 +110,45 @@ class Simulation:
     """
 
     order: Order
-    begin: Floats
-    work: Floats
-    release: Floats
-    feeds: Indices
-    together: bool
+    links: Graph
+    durations: Durations
+    times: Times
     tail: Floats
     """(ranks,): work after a rank's last action."""
+
+    @property
+    def together(self) -> bool:
+        """Whether overlapped pairs start and end together."""
+        return self.durations.pair_share is not None
+
+    @property
+    def feeds(self) -> Indices:
+        """(actions,): the action on another rank each one needs; -1 for none."""
+        return self.links.feeds
+
+    @cached_property
+    def _spent(self) -> Spent:
+        return self.durations.at(self.order, self.links, np.arange(len(self.order)))
+
+    @property
+    def work(self) -> Floats:
+        """(actions,)"""
+        return self._spent.work
+
+    @cached_property
+    def release(self) -> Floats:
+        """(actions,)"""
+        return self.times.all()[self.links.place]
+
+    @cached_property
+    def begin(self) -> Floats:
+        """(actions,)"""
+        begin = np.append(0.0, self.release[:-1])
+        begin[self.order.first[:-1]] = 0.0
+        fed = np.flatnonzero(self.feeds >= 0)
+        arrival = self.release[self.feeds[fed]] + self._spent.hop[fed]
+        begin[fed] = np.maximum(begin[fed], arrival)
+        return begin
 
     @property
     def start(self) -> Floats:
@@ -79,7 +171,7 @@ class Simulation:
     @property
     def pipeline_end(self) -> Floats:
         """(ranks,): when each rank is done with its last action."""
-        return self.release[self.order.first[1:] - 1]
+        return self.times.at(self.links.place[self.order.first[1:] - 1])
 
     @property
     def finish(self) -> Floats:
@@ -94,7 +186,11 @@ class Simulation:
     @property
     def busy(self) -> Floats:
         """(ranks,): seconds of work, the tail included."""
-        return np.add.reduceat(self.work, self.order.first[:-1]) + self.tail
+        if self.durations.by_micro_batch:
+            return np.add.reduceat(self.work, self.order.first[:-1]) + self.tail
+        sites = self.links.sites
+        each = self.durations.at(self.order, self.links, sites.example).work
+        return np.bincount(sites.rank, weights=each * sites.count, minlength=self.order.ranks) + self.tail
 
     @property
     def idle(self) -> Floats:

@@ -11,12 +11,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from meshplan.errors import InputError
-from meshplan.schedule.graph import Graph, graph, levels
-from meshplan.schedule.order import F, Order
-from meshplan.schedule.result import Simulation
+from meshplan.schedule.durations import Durations, checked
+from meshplan.schedule.graph import Graph, graph
+from meshplan.schedule.order import Order
+from meshplan.schedule.repeats import Repeat
+from meshplan.schedule.result import Simulation, Times
 
 Floats = npt.NDArray[np.float64]
+Indices = npt.NDArray[np.int64]
+
+_SAME_SHIFT = 1e-12
+"""Shifts of a period may differ by rounding, relative to the time reached."""
 
 
 def simulate(
@@ -42,36 +47,54 @@ def simulate(
 
     Raises InputError for negative or NaN durations, wrong shapes, and orders that cannot finish.
     """
-    together = pair_share is not None
-    links = graph(order, together=together)
-    own, held, hop = _durations(
-        order, links, (), (forward, backward_input, weight), p2p, overlap_p2p, pair_share
-    )
-    taken = own + held
-    length, delay = taken[links.sequence], hop[links.sequence]
-    # When each action's rank goes on, in computing order; entry 0 is the start of the step.
-    ends = [0.0]
-    push = ends.append
-    steps = zip(links.before, links.fed_by, delay.tolist(), length.tolist(), strict=True)
-    for before, fed_by, wait, work in steps:
-        free, arrival = ends[before], ends[fed_by] + wait
-        push((free if free > arrival else arrival) + work)
-    release = np.empty(len(order))
-    release[links.sequence] = ends[1:]
-    begin = np.append(0.0, release[:-1])
-    begin[order.first[:-1]] = 0.0
-    fed = np.flatnonzero(links.feeds >= 0)
-    begin[fed] = np.maximum(begin[fed], release[links.feeds[fed]] + hop[fed])
-    after = np.broadcast_to(_checked("tail", tail, (order.ranks,)), (order.ranks,))
-    return Simulation(
-        order=order,
-        begin=begin,
-        work=own,
-        release=release,
-        feeds=links.feeds,
-        together=together,
-        tail=after,
-    )
+    links = graph(order, together=pair_share is not None)
+    durations = Durations.of(order, (), forward, backward_input, weight, p2p, overlap_p2p, pair_share)
+    after = np.broadcast_to(checked("tail", tail, (order.ranks,)), (order.ranks,))
+    if durations.by_micro_batch:
+        entries, row, repeats = np.arange(len(order)), links.sequence, []
+    else:
+        # Actions of one site take the same time: look up one of each.
+        entries, row, repeats = links.sites.example, links.sites.of[links.sequence], links.repeats
+    spent = durations.at(order, links, entries)
+    times = _play(links, spent.work + spent.held, spent.hop, row, repeats)
+    return Simulation(order=order, links=links, durations=durations, times=times, tail=after)
+
+
+def _play(links: Graph, taken: Floats, hop: Floats, row: Indices, repeats: list[Repeat]) -> Times:
+    """When every action's rank goes on; ``row`` says where its times are in ``taken`` and ``hop``."""
+    times = Times(len(row))
+    ends = times.ends
+
+    def play(low: int, high: int) -> None:
+        here = row[low:high]
+        steps = zip(
+            links.before_list[low:high],
+            links.fed_by_list[low:high],
+            hop[here].tolist(),
+            taken[here].tolist(),
+            strict=True,
+        )
+        push = ends.append
+        for before, fed_by, wait, work in steps:
+            free, arrival = ends[before], ends[fed_by] + wait
+            push((free if free > arrival else arrival) + work)
+
+    at = 0
+    for repeat in repeats:
+        period, window = repeat.period, max(repeat.period, repeat.reach)
+        more = repeat.start + period + window - at
+        while at + more + period <= repeat.stop - period:
+            play(at, at + more)
+            at += more
+            recent = np.array(ends[-window - period :])
+            shifts = recent[period:] - recent[:-period]
+            if np.ptp(shifts) <= _SAME_SHIFT * ends[-1]:
+                at += times.skip(repeat, (repeat.stop - period - at) // period, float(shifts[-1]))
+                break
+            # Not settled yet: try again after as many periods as were played so far.
+            more = period * max(1, (at - repeat.start) // period)
+    play(at, len(row))
+    return times
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -109,93 +132,34 @@ def simulate_batch(
     or (batch, stages - 1), ``tail`` a number, (batch, 1) or (batch, ranks).
     """
     links = graph(order, together=pair_share is not None)
+
+    def last_axis(value: Any) -> Any:
+        return np.moveaxis(np.asarray(value), 0, -1) if np.ndim(value) > 1 else value
+
     # The batch is the last axis from here on: a row is one action in every run.
-    work = tuple(
-        np.moveaxis(np.asarray(x), 0, -1) if np.ndim(x) > 1 else x for x in (forward, backward_input, weight)
-    )
-    batch = (max(np.shape(x)[-1] if np.ndim(x) > 1 else 1 for x in work),)
-    hops = np.asarray(p2p).T if np.ndim(p2p) > 1 else p2p
-    own, held, hop = _durations(order, links, batch, work, hops, overlap_p2p, pair_share)
-    plan = levels(links)
-    length, delay = (own + held)[plan.sequence], hop[plan.sequence]
-    ends = np.zeros((len(order) + 1, *batch))
-    buffer = np.empty((order.ranks, *batch))
-    for low, high in plan.blocks:
-        arrival = ends.take(plan.fed_by[low:high], axis=0, out=buffer[: high - low], mode="clip")
-        arrival += delay[low:high]
-        block = ends[low + 1 : high + 1]
-        ends.take(plan.before[low:high], axis=0, out=block, mode="clip")
-        np.maximum(block, arrival, out=block)
-        block += length[low:high]
-    after = np.broadcast_to(_checked("tail", tail, (*batch, order.ranks)), (*batch, order.ranks))
-    finish = ends[plan.place[order.first[1:] - 1]].T + after
-    busy = np.add.reduceat(own, order.first[:-1], axis=0).T + after
-    return BatchResult(step=finish.max(axis=1), finish=finish, busy=busy)
-
-
-def _durations(
-    order: Order,
-    links: Graph,
-    batch: tuple[int, ...],
-    work: tuple[Any, ...],
-    p2p: Any,
-    overlap_p2p: bool,
-    pair_share: float | None,
-) -> tuple[Floats, Floats, Floats]:
-    """For every action: its own time, the time it holds its rank for sending, its input's transfer time.
-
-    All of shape (actions, *batch).
-    """
-    stages, batches = order.stages, order.micro_batches
-    names = ("forward", "backward_input", "weight")
-    tables = [
-        _checked(n, w, (stages, *batch), (stages, batches, *batch)) for n, w in zip(names, work, strict=True)
-    ]
-    fine = any(t.ndim == 2 + len(batch) for t in tables)
-    shape = (stages, batches, *batch) if fine else (stages, *batch)
-    f, i, w = (np.broadcast_to(t[:, None] if fine and 0 < t.ndim < len(shape) else t, shape) for t in tables)
-    by_kind = np.stack([f, i + w, i, w]).reshape(-1, *batch)
-    cell = order.kind.astype(np.int64) * stages + order.stage
-    own = by_kind[cell * batches + order.micro_batch if fine else cell]
-    if pair_share is not None:
-        if not 0 < pair_share < np.inf:
-            raise InputError(f"pair_share must be above 0, not {pair_share}")
-        first = np.flatnonzero(order.paired)
-        own[first + 1] = pair_share * (own[first] + own[first + 1])
-        own[first] = 0.0
-    held, hop = np.zeros((2, *own.shape))
-    hops = _checked("p2p", p2p, (stages - 1, *batch))
-    if stages < 2 or not hops.any():
-        return own, held, hop
-    # Boundary s lies between stages s and s + 1: a forward's input crosses boundary stage - 1.
-    fed = np.flatnonzero(links.feeds >= 0)
-    boundary = order.stage[fed] - (order.kind[fed] == F)
-    crossing = np.broadcast_to(hops, (stages - 1, *batch))[boundary]
-    if overlap_p2p:
-        hop[fed] = crossing
+    f, i, w = last_axis(forward), last_axis(backward_input), last_axis(weight)
+    batch = (max(np.shape(x)[-1] if np.ndim(x) > 1 else 1 for x in (f, i, w)),)
+    durations = Durations.of(order, batch, f, i, w, last_axis(p2p), overlap_p2p, pair_share)
+    if durations.by_micro_batch:
+        entries, row = np.arange(len(order)), links.sequence
+        on_rank, count = order.rank.astype(np.int64), np.ones((len(order), 1), dtype=np.int64)
     else:
-        # The sender is held instead, so its result is there when it goes on.
-        np.add.at(held, links.feeds[fed], crossing)
-    return own, held, hop
-
-
-def _checked(name: str, value: Any, *shapes: tuple[int, ...]) -> Floats:
-    """``value`` as floats that broadcast to one of ``shapes``; none negative, NaN or infinite."""
-    try:
-        array = np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise InputError(f"{name} must be numbers, not {value!r}") from None
-    bad = np.argwhere(~((array >= 0) & (array < np.inf)))
-    if len(bad):
-        where = f" at {', '.join(map(str, bad[0]))}" if array.ndim else ""
-        raise InputError(f"{name} must be 0 or more seconds, not {array[tuple(bad[0])]}{where}")
-    if array.ndim and not any(_fits(array.shape, shape) for shape in shapes):
-        wanted = " or ".join(" × ".join(map(str, shape)) for shape in shapes)
-        raise InputError(
-            f"{name} has {' × '.join(map(str, array.shape))} values; it needs one number or {wanted}"
-        )
-    return array
-
-
-def _fits(given: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    return len(given) == len(wanted) and all(g in (1, w) for g, w in zip(given, wanted, strict=True))
+        entries, row = links.sites.example, links.sites.of[links.sequence]
+        on_rank, count = links.sites.rank, links.sites.count[:, None]
+    spent = durations.at(order, links, entries)
+    length, delay = spent.work + spent.held, spent.hop
+    here = np.arange(1, len(order) + 1)
+    before, fed_by = here - links.before, here - links.fed_by
+    ends = np.zeros((len(order) + 1, *batch))
+    for low, high in links.depths:
+        arrival = ends.take(fed_by[low:high], axis=0)
+        arrival += delay[row[low:high]]
+        block = ends[low + 1 : high + 1]
+        ends.take(before[low:high], axis=0, out=block, mode="clip")
+        np.maximum(block, arrival, out=block)
+        block += length[row[low:high]]
+    after = np.broadcast_to(checked("tail", tail, (*batch, order.ranks)), (*batch, order.ranks))
+    finish = ends[links.place[order.first[1:] - 1]].T + after
+    each = (on_rank == np.arange(order.ranks)[:, None]).astype(float)
+    busy = (each @ (count * spent.work)).T + after
+    return BatchResult(step=finish.max(axis=1), finish=finish, busy=busy)

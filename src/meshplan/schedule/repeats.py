@@ -1,0 +1,68 @@
+"""Stretches of an order in which all ranks do the same again and again, micro-batch after micro-batch.
+
+Once every action of such a stretch comes exactly one shift later than its counterpart a period
+before, so do all that follow: what an action waits for has moved by the same shift. A simulation can
+then leave the rest of the stretch out.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Indices = npt.NDArray[np.int64]
+
+_FEWEST = 4
+"""Periods below which a stretch is not worth it."""
+
+
+class Repeat(NamedTuple):
+    """Places in computing order ``start`` to ``stop`` repeat every ``period`` places."""
+
+    start: int
+    stop: int
+    period: int
+    reach: int
+    """How many places back the actions of the stretch look."""
+    back: int
+    """How many places before ``stop``, less a period, the actions after the stretch look."""
+
+
+def find_repeats(site: Indices, before: Indices, fed_by: Indices, batches: int, ranks: int) -> list[Repeat]:
+    """The longest stretches; arrays are in computing order, ``before`` and ``fed_by`` places back.
+
+    Actions of equal ``site`` take the same time. Periods tried are those of a few micro-batches, and
+    of as many as there are ranks.
+    """
+    n = len(site)
+    found: list[Repeat] = []
+    for several in dict.fromkeys((1, ranks, 2, *range(3, 9), 2 * ranks)):
+        period, rest = divmod(n * several, batches)
+        if rest or n < _FEWEST * period:
+            continue
+        same = (
+            (site[period:] == site[:-period])
+            & (before[period:] == before[:-period])
+            & (fed_by[period:] == fed_by[:-period])
+        )
+        edges = np.concatenate([[-1], np.flatnonzero(~same), [len(same)]])
+        lengths = np.diff(edges) - 1
+        for k in np.flatnonzero(lengths >= (_FEWEST - 1) * period).tolist():
+            start, stop = int(edges[k]) + 1, int(edges[k] + 1 + lengths[k]) + period
+            repeat = _repeat(start, stop, period, np.maximum(before, fed_by))
+            alone = all(stop <= other.start or start >= other.stop for other in found)
+            if alone and repeat.back <= (stop - start) // 2:
+                found.append(repeat)
+        if sum(r.stop - r.start for r in found) > n // 2:
+            break
+    return sorted(found)
+
+
+def _repeat(start: int, stop: int, period: int, looks_back: Indices) -> Repeat:
+    reach = int(looks_back[start:stop].max())
+    # The last period is computed anyway; from there on everything may be asked for.
+    last = stop - period
+    beyond = looks_back[last:] - np.arange(len(looks_back) - last)
+    return Repeat(start, stop, period, reach, max(int(beyond.max()), 0))
