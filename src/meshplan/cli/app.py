@@ -13,6 +13,7 @@ import meshplan
 from meshplan.cli.help import HelpFormatter
 from meshplan.cli.sentences import sentence
 from meshplan.errors import MeshplanError
+from meshplan.report.screen import printable
 
 BUG = 70
 """Exit code of a bug (``EX_SOFTWARE`` of sysexits.h)."""
@@ -114,7 +115,11 @@ def _root_help() -> str:
 
 
 def _complain(text: str, code: int, wants_json: bool) -> None:
-    """One line on standard error: a sentence, or with ``--json`` an object."""
+    """One line on standard error: a sentence, or with ``--json`` an object.
+
+    What was typed may stand in it, so that nothing in it may steer a terminal.
+    """
+    text = printable(text)
     line = json.dumps({"error": text, "exit_code": code}) if wants_json else f"error: {text}"
     print(line, file=sys.stderr)
 

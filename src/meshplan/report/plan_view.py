@@ -9,7 +9,7 @@ from meshplan.plan.kinds import Schedule, Sharding
 from meshplan.plan.plans import Plans
 from meshplan.report.parts import bars, step_time, wrap
 from meshplan.report.plan_rows import module_names
-from meshplan.report.screen import Screen, bar
+from meshplan.report.screen import Screen, bar, printable
 from meshplan.report.table import Column, markdown, table
 from meshplan.search.ranking import Ranking
 from meshplan.units import format_bandwidth, format_bytes
@@ -91,7 +91,7 @@ def _question(ranking: Ranking, screen: Screen) -> list[str]:
     node = f" in nodes of {cluster.gpus_per_node}" if cluster.gpus > cluster.gpus_per_node else ""
     ask = f"seq {workload.seq:,} · gbs {workload.gbs:,} · {workload.precision}"
     return [
-        screen.bold(f"{ranking.model.name} on {size}{node}"),
+        screen.bold(printable(f"{ranking.model.name} on {size}{node}")),
         *wrap(f"{tiers} · {ask} · cost model {ranking.cost_model}", screen.width),
     ]
 

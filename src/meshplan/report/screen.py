@@ -53,6 +53,15 @@ class Screen:
         return f"\x1b[2m{text}\x1b[0m" if self.colour else text
 
 
+def printable(text: str) -> str:
+    """``text`` with every character that could steer a terminal written out.
+
+    >>> printable("a\\x1b[31mb")
+    'a\\\\x1b[31mb'
+    """
+    return "".join(ch if ch.isprintable() else repr(ch)[1:-1] for ch in text)
+
+
 def bar(share: float, width: int) -> str:
     """A bar of ``width`` columns filled to ``share`` (0 to 1, clipped), in eighths of a column.
 
