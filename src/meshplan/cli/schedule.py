@@ -140,7 +140,8 @@ def schedule(
     unfilled
         Accept fewer micro-batches than ranks.
     file
-        Run the order in this JSON file.
+        Run the order in this JSON file: one list of actions a rank, such as
+        {"ranks": [["0F0", "0B0"], ["1F0", "1B0"]]} (stage, kind F, B, I or W, micro-batch).
     compare
         Show these schedules side by side; durations are then of all layers of a rank.
     timeline_

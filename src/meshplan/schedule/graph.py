@@ -56,9 +56,6 @@ class Graph:
     a rank's first action, how many to the start of all (place 0)."""
     fed_by: Indices
     """How many places back the one that feeds it is; as ``before`` if none does."""
-    before_list: list[int]
-    fed_by_list: list[int]
-    """Both again, negative, for a loop in Python."""
     depths: list[tuple[int, int]]
     """Where each depth starts and ends in ``sequence``."""
     repeats: list[Repeat]
@@ -111,7 +108,7 @@ def _place(order: Order, index: int) -> str:
     return f"order '{order.name}', rank {rank}, action {position} ({order.action(index)})"
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=32)
 def graph(order: Order, *, together: bool = False) -> Graph:
     """The dependency graph; ``together`` runs each overlapped pair as one piece of work.
 
@@ -152,8 +149,6 @@ def graph(order: Order, *, together: bool = False) -> Graph:
         place=place[:-1],
         before=before,
         fed_by=fed_by,
-        before_list=(-before).tolist(),
-        fed_by_list=(-fed_by).tolist(),
         depths=list(itertools.pairwise(np.append(0, np.cumsum(np.bincount(depth))).tolist())),
         repeats=find_repeats(sites.of[sequence], before, fed_by, order.micro_batches, order.ranks),
     )

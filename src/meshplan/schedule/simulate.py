@@ -68,8 +68,8 @@ def _play(links: Graph, taken: Floats, hop: Floats, row: Indices, repeats: list[
     def play(low: int, high: int) -> None:
         here = row[low:high]
         steps = zip(
-            links.before_list[low:high],
-            links.fed_by_list[low:high],
+            (-links.before[low:high]).tolist(),
+            (-links.fed_by[low:high]).tolist(),
             hop[here].tolist(),
             taken[here].tolist(),
             strict=True,
