@@ -56,3 +56,40 @@ def preset_of(module: str, *, flavor: str = "", config: str = "") -> str | None:
         ):
             return PREFERRED.get((module, found.name), preset)
     return None
+
+
+STOCK: dict[str, dict[str, object]] = {
+    "llama3_8b": {"training.local_batch_size": 1, "training.seq_len": 8192, "checkpointing": "selective"},
+    "llama3_70b": {"parallelism.tensor_parallel_degree": 8, "training.seq_len": 8192, "checkpointing": "full"},
+    "llama3_405b": {
+        "training.local_batch_size": 2,
+        "training.seq_len": 8192,
+        "parallelism.tensor_parallel_degree": 8,
+        "checkpointing": "full",
+        "converters": "Float8LinearConverter",
+    },
+    "qwen3_0_6b": {"training.local_batch_size": 4, "training.seq_len": 4096, "checkpointing": "selective"},
+    "qwen3_1_7b": {"training.local_batch_size": 4, "training.seq_len": 4096, "checkpointing": "selective"},
+    "qwen3_14b": {"training.local_batch_size": 4, "training.seq_len": 4096, "checkpointing": "full"},
+    "qwen3_32b": {"training.local_batch_size": 2, "training.seq_len": 4096, "checkpointing": "full"},
+    "qwen3_30b_a3b": {"training.local_batch_size": 2, "training.seq_len": 4096, "checkpointing": "full"},
+    "deepseek_v3_16b": {
+        "parallelism.pipeline_parallel_schedule": "Interleaved1F1B",
+        "parallelism.expert_parallel_degree": 8,
+        "training.local_batch_size": 4,
+        "training.seq_len": 4096,
+        "training.disable_cuda_graphs": True,
+        "checkpointing": "selective",
+    },
+    "deepseek_v3_671b": {
+        "parallelism.pipeline_parallel_schedule": "Interleaved1F1B",
+        "parallelism.expert_parallel_degree": 2,
+        "training.local_batch_size": 4,
+        "training.seq_len": 4096,
+        "training.disable_cuda_graphs": True,
+        "checkpointing": "selective",
+    },
+    "gpt_oss_20b": {"training.local_batch_size": 1, "training.seq_len": 8192, "checkpointing": "full"},
+    "gpt_oss_120b": {"training.local_batch_size": 1, "training.seq_len": 8192, "checkpointing": "full"},
+}
+"""What the stock configurations of 0.3.0 set besides the defaults."""

@@ -1,0 +1,192 @@
+"""From what a launch file says to model, cluster, workload and plan, every default filled in and marked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from meshplan.cluster.cluster import Cluster
+from meshplan.cluster.presets import cluster_of, load_gpu
+from meshplan.errors import InputError
+from meshplan.export.found import Found
+from meshplan.export.launch import plain
+from meshplan.export.rules import framework_rules
+from meshplan.model.load import load_model
+from meshplan.model.model import Model
+from meshplan.model.presets import preset, preset_names
+from meshplan.plan.plans import DEFAULT_ORDER, Plan
+from meshplan.plan.rules import Setting, broken
+from meshplan.plan.workload import Workload
+
+GPU = "h100-sxm"
+"""What is assumed where nothing names a GPU."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Given:
+    """What the user says besides the file; it wins over the file."""
+
+    model: str | None = None
+    cluster: Cluster | None = None
+    gpu: str | None = None
+    gpus: int | None = None
+    gpus_per_node: int | None = None
+    nic: str | None = None
+    seq: int | None = None
+    gbs: int | None = None
+    precision: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reading:
+    """A launch file understood: the question it asks and the plan it gives, and what is wrong with it."""
+
+    kind: str
+    what: str
+    setting: Setting
+    plan: Plan
+    order: tuple[str, ...]
+    defaults: dict[str, str]
+    """What the file left open → the value taken."""
+    unknown: tuple[str, ...]
+    problems: tuple[str, ...]
+    """Why it would not start, a sentence each."""
+    notes: tuple[str, ...]
+
+
+def resolve(found: Found, given: Given) -> Reading:
+    """Fill in what is open. Raises ``InputError`` where the model cannot be known, or numbers are absurd."""
+    model = _model(found, given)
+    columns = dict(found.columns)
+    ranks = columns["tp"] * columns["cp"] * columns["pp"]
+    gpus = _gpus(found, given, ranks, columns)
+    cluster = _cluster(found, given, gpus)
+    dp, left = divmod(cluster.gpus, ranks)
+    problems = list(found.problems)
+    if left or dp == 0:
+        problems.append(
+            f"tp {columns['tp']} × cp {columns['cp']} × pp {columns['pp']} = {ranks:,} does not divide {cluster.gpus:,} GPUs"
+        )
+    said = columns.get("dp")
+    if said is not None and said != dp and not left and dp:
+        problems.append(f"its batch sizes imply dp {said:,}, and {cluster.gpus:,} GPUs leave dp {dp:,}")
+    columns["dp"] = max(1, dp)
+    workload = _workload(found, given, columns)
+    known = {name: value for name, value in columns.items() if value is not None}
+    plan = Plan(**known)
+    if plan.layout is not None and len(plan.layout) != plan.pp * plan.vp:
+        plan = Plan(**{**known, "layout": None})
+    setting = Setting(model, cluster, workload)
+    if sum(plan.layout or (len(model.layers),)) != len(model.layers):
+        problems.append(f"the stages hold {sum(plan.layout or ())} layers, and the model has {len(model.layers)}")
+        plan = Plan(**{**known, "layout": None})
+    problems += _broken(found.kind, setting, plan, problems)
+    return Reading(
+        kind=found.kind,
+        what=found.what,
+        setting=setting,
+        plan=plain(plan, model),
+        order=found.order or DEFAULT_ORDER,
+        defaults=dict(found.defaults),
+        unknown=tuple(found.unknown),
+        problems=tuple(dict.fromkeys(problems)),
+        notes=tuple(found.notes),
+    )
+
+
+def _model(found: Found, given: Given) -> Model:
+    if given.model is not None:
+        return load_model(given.model)
+    if found.model is not None:
+        return found.model if found.model.name != "model" else named(found.model, found.model_name)
+    if found.model_name is not None:
+        try:
+            return load_model(found.model_name)
+        except InputError:
+            raise InputError(
+                f"it trains {found.model_name!r}, which is not a known model; say which with --model"
+            ) from None
+    raise InputError("it does not say which model it trains; say which with --model")
+
+
+def named(model: Model, hint: str | None) -> Model:
+    """The model under the name of the preset that has the same layers, if there is one."""
+    from dataclasses import replace
+
+    names = [hint] if hint else []
+    for name in [*names, *preset_names()]:
+        try:
+            known = preset(name) if name in preset_names() else load_model(name)
+        except InputError:
+            continue
+        if _same(model, known):
+            return known
+    return replace(model, name=f"model of {len(model.layers)} layers × {model.hidden}")
+
+
+def _same(a: Model, b: Model) -> bool:
+    """Whether two models have the same sizes, vocabulary padding and what arguments cannot say aside."""
+    return (
+        a.hidden == b.hidden
+        and len(a.layers) == len(b.layers)
+        and abs(a.vocab - b.vocab) <= 1
+        and a.tied_embeddings == b.tied_embeddings
+        and all(_alike(x.attention, y.attention) and _alike(x.mlp, y.mlp) for x, y in zip(a.layers, b.layers, strict=True))
+    )
+
+
+def _alike(a: Any, b: Any) -> bool:
+    keys = ("heads", "kv_heads", "head_dim", "kv_rank", "q_rank", "width", "experts", "topk", "gated", "shared_width")
+    return type(a) is type(b) and all(getattr(a, k, None) == getattr(b, k, None) for k in keys)
+
+
+def _gpus(found: Found, given: Given, ranks: int, columns: dict[str, Any]) -> int:
+    if given.cluster is not None:
+        return given.cluster.gpus
+    known = given.gpus or found.gpus
+    if known is not None:
+        return known
+    if columns.get("dp"):
+        return ranks * int(columns["dp"])
+    experts = columns["pp"] * columns.get("ep", 1) * columns.get("etp", 1)
+    guess = max(ranks, experts)
+    node = given.gpus_per_node or found.gpus_per_node or load_gpu(given.gpu or found.gpu or GPU).gpus_per_host
+    while guess % node or guess % ranks:
+        guess += ranks
+        if guess > 10**7:
+            break
+    return int(found.default("gpus", guess))
+
+
+def _cluster(found: Found, given: Given, gpus: int) -> Cluster:
+    if given.cluster is not None:
+        return given.cluster
+    gpu = given.gpu or found.gpu or found.default("gpu", GPU)
+    per_node = given.gpus_per_node or found.gpus_per_node
+    if per_node is not None and (gpus % per_node or per_node > gpus):
+        per_node = None
+    if per_node is None and gpus > 1:
+        host = load_gpu(gpu).gpus_per_host
+        if gpus > host and gpus % host:
+            per_node = next(n for n in range(host, 0, -1) if gpus % n == 0)
+    try:
+        return cluster_of(gpu, gpus, gpus_per_node=per_node, nic=given.nic or found.nic)
+    except InputError as error:
+        raise InputError(f"its cluster: {error}") from None
+
+
+def _workload(found: Found, given: Given, columns: dict[str, Any]) -> Workload:
+    seq = given.seq or found.seq or found.default("seq", 4096)
+    gbs = given.gbs or found.gbs
+    if gbs is None:
+        steps = found.accumulation or found.default("gradient accumulation", 1)
+        gbs = found.default("gbs", columns["mbs"] * columns["dp"] * int(steps))
+    return Workload(seq=int(seq), gbs=int(gbs), precision=given.precision or found.precision or "bf16")
+
+
+def _broken(kind: str, setting: Setting, plan: Plan, already: list[str]) -> list[str]:
+    """Sentences of the framework's rules that the plan breaks, where no sentence says it yet."""
+    wrong = broken(setting, plan, framework_rules(kind))
+    skip = {"gpus-product"} if any("GPUs" in text for text in already) else set()
+    skip |= {"vp-fits-schedule"} if any("virtual" in text for text in already) else set()
+    return [rule.explain(setting, plan) for rule in wrong if rule.id not in skip]

@@ -1,0 +1,438 @@
+"""Reading a shell script without running it: words, variables, arrays, as far as they are literal.
+
+Nothing is executed and no file is opened. Assignments are followed in order; a branch is read as if
+both sides ran. What only a running shell could know (``$1``, ``$(date)``, an unset variable) is kept by
+name, so that a reader can say which value is missing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from meshplan.errors import InputError
+
+MOST_WORDS = 200_000
+_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
+_ASSIGN = re.compile(rf"^({_NAME})(\+?)=")
+_PARAMETER = re.compile(rf"({_NAME}|[0-9@*#?$!-])(\[[@*]\])?((:?[-=+?])(.*))?", re.DOTALL)
+_DESCRIPTOR = re.compile(r"[0-9]+[<>]")
+_KEYWORDS = set("if then else elif fi for while until do done case esac ! { } time exec".split())
+_BRANCHES = {"if", "case", "while", "until", "for"}
+_SETTERS = {"export", "declare", "local", "readonly", "typeset"}
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """One word of a command; ``missing`` names what in it only a running shell would know."""
+
+    text: str
+    missing: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(kw_only=True, slots=True)
+class Script:
+    """What a script says: its commands in order, the variables at its end, and what it exports."""
+
+    commands: list[list[Word]] = field(default_factory=list)
+    variables: dict[str, list[Word]] = field(default_factory=dict)
+    directives: list[str] = field(default_factory=list)
+    """The text of ``#SBATCH`` lines."""
+    branches: bool = False
+    """Whether there is an if, case or loop."""
+
+
+_Piece = tuple[str, bool]
+"""Raw text and whether it stood in quotes; raw text may hold ``$`` only where it is to be expanded."""
+
+
+def read_shell(text: str) -> Script:
+    """The script in ``text``. Raises ``InputError`` for a quote that is never closed."""
+    reader = _Reader(text)
+    script = reader.script
+    for command in reader.commands():
+        if command:
+            script.commands.append(command)
+    return script
+
+
+class _Reader:
+    def __init__(self, text: str) -> None:
+        self.text = text.replace("\r\n", "\n")
+        self.at = 0
+        self.script = Script()
+        self.words = 0
+
+    def commands(self) -> Iterator[list[Word]]:
+        """Commands with their words expanded; assignments are carried out on the way."""
+        command: list[list[_Piece]] = []
+        pending_heredocs: list[str] = []
+        while True:
+            token = self._token()
+            if token is None:
+                yield self._finish(command)
+                return
+            if isinstance(token, str):
+                if token.startswith("<<"):
+                    pending_heredocs.append(token[2:])
+                    continue
+                yield self._finish(command)
+                command = []
+                if token == "\n" and pending_heredocs:
+                    for end in pending_heredocs:
+                        self._skip_heredoc(end)
+                    pending_heredocs = []
+                continue
+            self.words += 1
+            if self.words > MOST_WORDS:
+                raise InputError(f"the script has more than {MOST_WORDS:,} words; this is no launch script")
+            command.append(token)
+
+    def _token(self) -> str | list[_Piece] | None:
+        """A separator, a here-document (``<<EOF``), or a word in pieces."""
+        text = self.text
+        while self.at < len(text):
+            ch = text[self.at]
+            if ch in " \t":
+                self.at += 1
+            elif text.startswith("\\\n", self.at):
+                self.at += 2
+            elif ch == "#":
+                end = text.find("\n", self.at)
+                line = text[self.at : len(text) if end < 0 else end]
+                if line.startswith("#SBATCH"):
+                    self.script.directives.append(line[7:].strip())
+                self.at = len(text) if end < 0 else end
+            elif ch in "\n;&|":
+                two = text[self.at : self.at + 2]
+                token = two if two in ("&&", "||", ";;") else ch
+                self.at += len(token)
+                return token
+            elif ch in "<>" or _DESCRIPTOR.match(text, self.at):
+                while text[self.at].isdigit():
+                    self.at += 1
+                return self._redirect()
+            elif ch in "()":
+                self.at += 1
+                return ";"
+            else:
+                return self._word()
+        return None
+
+    def _redirect(self) -> str | list[_Piece] | None:
+        found = re.compile(r"<<-?\s*(['\"]?)([A-Za-z_0-9]+)\1").match(self.text, self.at)
+        if found and not self.text.startswith("<<<", self.at):
+            self.at = found.end()
+            return "<<" + found[2]
+        while self.at < len(self.text) and self.text[self.at] in "<>&":
+            self.at += 1
+        while self.at < len(self.text) and self.text[self.at] in " \t":
+            self.at += 1
+        if self.at < len(self.text) and self.text[self.at] not in "\n;|&()":
+            self._word()  # the file, which is of no interest
+        return self._token()
+
+    def _skip_heredoc(self, end: str) -> None:
+        found = re.compile(rf"^\t*{re.escape(end)}[ \t]*$", re.MULTILINE).search(self.text, self.at)
+        self.at = len(self.text) if found is None else found.end()
+
+    def _word(self) -> list[_Piece]:
+        pieces: list[_Piece] = []
+        text, plain = self.text, ""
+        while self.at < len(text):
+            ch = text[self.at]
+            if ch in " \t\n;|&<>)":
+                break
+            if ch == "(":
+                if _ASSIGN.fullmatch(plain):  # NAME=( … )
+                    pieces += [(plain, False), ("(" + self._until_close() + ")", False)]
+                    return pieces
+                if not plain and not pieces:
+                    break
+                plain += ch
+                self.at += 1
+            elif ch == "\\":
+                if text.startswith("\\\n", self.at):
+                    self.at += 2
+                    continue
+                pieces += [(plain, False), (_literal(text[self.at + 1 : self.at + 2]), True)]
+                plain = ""
+                self.at += 2
+            elif ch in "'\"":
+                pieces += [(plain, False), (self._quoted(ch), True)]
+                plain = ""
+            elif ch == "$":
+                plain += self._dollar()
+            elif ch == "`":
+                end = text.find("`", self.at + 1)
+                if end < 0:
+                    raise self._unclosed("`")
+                plain += "$(" + text[self.at + 1 : end] + ")"
+                self.at = end + 1
+            else:
+                plain += ch
+                self.at += 1
+        return [*pieces, (plain, False)]
+
+    def _quoted(self, quote: str) -> str:
+        """The inside of quotes; in single quotes nothing expands."""
+        start = self.at
+        self.at += 1
+        out = ""
+        text = self.text
+        while self.at < len(text):
+            ch = text[self.at]
+            if ch == quote:
+                self.at += 1
+                return out
+            if quote == '"' and ch == "\\":
+                after = text[self.at + 1 : self.at + 2]
+                if after != "\n":
+                    out += _literal(after) if after in '$`"\\' else "\\" + after
+                self.at += 2
+            elif quote == '"' and ch == "$":
+                out += self._dollar()
+            else:
+                out += _literal(ch) if quote == "'" else ch
+                self.at += 1
+        self.at = start
+        raise self._unclosed(quote)
+
+    def _dollar(self) -> str:
+        """A ``$`` expansion as written, whole, nested brackets included."""
+        text, start = self.text, self.at
+        for opening in ("$((", "$(", "${"):
+            if text.startswith(opening, start):
+                depth, at = 0, start + 1
+                while at < len(text):
+                    if text[at] in "({":
+                        depth += 1
+                    elif text[at] in ")}":
+                        depth -= 1
+                        if depth == 0:
+                            self.at = at + 1
+                            return text[start : self.at]
+                    at += 1
+                raise self._unclosed(opening)
+        found = re.compile(rf"\$({_NAME}|[0-9@*#?$!-])").match(text, start)
+        self.at = found.end() if found else start + 1
+        return text[start : self.at] if found else _literal("$")
+
+    def _until_close(self) -> str:
+        """The inside of the parentheses of an array."""
+        inner = _Reader(self.text)
+        inner.script = self.script
+        inner.at = self.at + 1
+        start = inner.at
+        while inner.at < len(self.text) and self.text[inner.at] != ")":
+            before = inner.at
+            if self.text[inner.at] in " \t\n;&|<>(":
+                inner.at += 1
+            elif self.text[inner.at] == "#" and self.text[inner.at - 1] in " \t\n(":
+                end = self.text.find("\n", inner.at)
+                inner.at = len(self.text) if end < 0 else end
+            else:
+                inner._word()
+            inner.at = max(inner.at, before + 1)
+        if inner.at >= len(self.text):
+            raise self._unclosed("(")
+        self.at = inner.at + 1
+        return self.text[start : inner.at]
+
+    def _unclosed(self, what: str) -> InputError:
+        line = self.text.count("\n", 0, self.at) + 1
+        return InputError(f"line {line}: {what} is never closed")
+
+    def _finish(self, command: list[list[_Piece]]) -> list[Word]:
+        """Carry out assignments; the expanded words of what else there is."""
+        while command and _plain(command[0]) in _KEYWORDS:
+            self.script.branches |= _plain(command[0]) in _BRANCHES
+            command = command[1:]
+        setter = bool(command) and _plain(command[0]) in _SETTERS
+        rest = command[1:] if setter else command
+        while rest and (name := _ASSIGN.match(rest[0][0][0] if rest[0] else "")):
+            self._assign(rest[0], name)
+            rest = rest[1:]
+            if setter:
+                while rest and not _ASSIGN.match(rest[0][0][0]):
+                    rest = rest[1:]
+        if setter:
+            return []
+        return [word for pieces in rest for word in self.expand(pieces)]
+
+    def _assign(self, pieces: list[_Piece], found: re.Match[str]) -> None:
+        name, append = found[1], found[2] == "+"
+        old = self.script.variables.get(name, [])
+        if len(pieces) > 1 and pieces[1][0].startswith("(") and not pieces[1][1]:
+            inner = _Reader(pieces[1][0][1:-1].replace("\n", " \n"))
+            inner.script = Script(variables=self.script.variables)
+            words = [word for command in inner.commands() for word in command]
+            self.script.variables[name] = [*old, *words] if append else words
+            return
+        head = (pieces[0][0][found.end() :], pieces[0][1])
+        words = self.expand([head, *pieces[1:]], split=False)
+        value = Word("".join(w.text for w in words), tuple(m for w in words for m in w.missing))
+        if append and old:
+            value = Word(old[0].text + value.text, (*old[0].missing, *value.missing))
+        self.script.variables[name] = [value]
+
+    def expand(self, pieces: list[_Piece], *, split: bool = True) -> list[Word]:
+        """The words that a word with its expansions becomes."""
+        words: list[Word] = []
+        text, missing, something = "", list[str](), False
+        for raw, quoted in pieces:
+            something |= quoted
+            for values, expanded in self._expansions(raw):
+                breaks = split and expanded and not quoted
+                fields = [
+                    Word(part, value.missing)
+                    for value in values
+                    for part in (value.text.split() if breaks else [value.text])
+                ]
+                if expanded and not fields:
+                    missing += [m for value in values for m in value.missing]
+                for i, one in enumerate(fields):
+                    if i:
+                        words.append(Word(_unliteral(text), tuple(missing)))
+                        text, missing = "", []
+                    text += one.text
+                    missing += one.missing
+                    something |= bool(one.text)
+        if something or text or missing or not split:
+            words.append(Word(_unliteral(text), tuple(missing)))
+        return words
+
+    def _expansions(self, raw: str) -> Iterator[tuple[list[Word], bool]]:
+        at = 0
+        for found in re.finditer(rf"\$(?:\(\(|\(|\{{|{_NAME}|[0-9@*#?$!-])", raw):
+            if found.start() < at:
+                continue
+            if found.start() > at:
+                yield [Word(raw[at : found.start()])], False
+            whole, at = _balanced(raw, found.start())
+            yield self._value(whole), True
+        if at < len(raw):
+            yield [Word(raw[at:])], False
+
+    def _value(self, whole: str) -> list[Word]:
+        if whole.startswith("$(("):
+            return [self._arithmetic(whole)]
+        if whole.startswith("$("):
+            return [Word("", (comment_of(whole),))]
+        inner = whole[2:-1] if whole.startswith("${") else whole[1:]
+        found = _PARAMETER.fullmatch(inner)
+        if found is None:
+            return [Word("", (whole,))]
+        name, _, operator, fallback = found[1], found[2], found[4], found[5]
+        known = self.script.variables.get(name)
+        if known is not None and (operator != ":+" or not known):
+            if operator in (":-", ":=") and len(known) == 1 and not known[0].text and not known[0].missing:
+                known = None
+            else:
+                return known if found[2] or len(known) == 1 else known[:1]
+        if operator in (":-", "-", ":=", "="):
+            default = self.expand([(fallback, True)], split=False)
+            if operator in (":=", "="):
+                self.script.variables[name] = default
+            return default
+        if operator in (":+", "+"):
+            return []
+        return [Word("", (f"${name}",))]
+
+    def _arithmetic(self, whole: str) -> Word:
+        inner = whole[3:-2]
+        names = re.sub(rf"\$?\{{?({_NAME})\}}?", self._number, inner)
+        if re.fullmatch(r"[0-9+\-*/% ()\s]{1,200}", names):
+            value = _calculate(names)
+            if value is not None:
+                return Word(str(value))
+        return Word("", (whole,))
+
+    def _number(self, found: re.Match[str]) -> str:
+        known = self.script.variables.get(found[1])
+        ok = known and len(known) == 1 and not known[0].missing and known[0].text.isdecimal()
+        return known[0].text if known and ok else "?"
+
+
+def comment_of(text: str) -> str:
+    """A short form of an expansion, for messages."""
+    plain = " ".join(text.split())
+    return plain if len(plain) <= 40 else plain[:37] + "..."
+
+
+def _calculate(text: str) -> int | None:
+    """Whole-number arithmetic with + - * / % and parentheses, as the shell does it; ``None`` if malformed."""
+    tokens = re.findall(r"\d+|[+\-*/%()]", text)
+    at = 0
+
+    def factor() -> int:
+        nonlocal at
+        token = tokens[at]
+        at += 1
+        if token == "(":
+            value = expression()
+            at += 1
+            return value
+        return -factor() if token == "-" else int(token)
+
+    def term() -> int:
+        nonlocal at
+        value = factor()
+        while at < len(tokens) and tokens[at] in "*/%":
+            operator = tokens[at]
+            at += 1
+            other = factor()
+            value = value * other if operator == "*" else value // other if operator == "/" else value % other
+        return value
+
+    def expression() -> int:
+        nonlocal at
+        value = term()
+        while at < len(tokens) and tokens[at] in "+-":
+            operator = tokens[at]
+            at += 1
+            value = value + term() if operator == "+" else value - term()
+        return value
+
+    try:
+        found = expression()
+    except (IndexError, ValueError, ZeroDivisionError, RecursionError):
+        return None
+    return found if at == len(tokens) and abs(found) < 10**15 else None
+
+
+def _balanced(raw: str, start: int) -> tuple[str, int]:
+    """The expansion that starts here, and where it ends."""
+    if raw[start + 1] not in "({":
+        found = re.compile(rf"\$({_NAME}|[0-9@*#?$!-])").match(raw, start)
+        end = found.end() if found else start + 1
+        return raw[start:end], end
+    depth = 0
+    for at in range(start + 1, len(raw)):
+        if raw[at] in "({":
+            depth += 1
+        elif raw[at] in ")}":
+            depth -= 1
+            if depth == 0:
+                return raw[start : at + 1], at + 1
+    return raw[start:], len(raw)
+
+
+def _plain(pieces: list[_Piece]) -> str:
+    return "".join(text for text, quoted in pieces if not quoted) if len(pieces) <= 2 else ""
+
+
+_DOLLAR, _HIDDEN = "$", "\ue000"
+"""A dollar sign that expands nothing is hidden until words are whole."""
+
+
+def _literal(text: str) -> str:
+    return text.replace(_DOLLAR, _HIDDEN)
+
+
+def _unliteral(text: str) -> str:
+    return text.replace(_HIDDEN, _DOLLAR)
