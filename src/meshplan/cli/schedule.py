@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import cyclopts
 from cyclopts import Parameter
 
-from meshplan.cli.options import Json, option, read_count
+from meshplan.cli.options import option, read_count
 from meshplan.errors import InputError, UnknownNameError, shown
 from meshplan.report import timeline
 from meshplan.report.screen import Screen
@@ -103,7 +103,7 @@ def schedule(
     svg: Path | None = None,
     trace: Path | None = None,
     save_order: Path | None = None,
-    json_: Json = False,
+    json_: Annotated[bool, Parameter(name="--json", negative=(), show_default=False)] = False,
 ) -> int:
     """Run a pipeline schedule exactly: step time, bubble, waits, critical path, activations alive.
 
