@@ -54,10 +54,10 @@ class Screen:
 
 
 def printable(text: str) -> str:
-    """``text`` with every character that could steer a terminal written out.
+    r"""``text`` with every character that could steer a terminal written out.
 
-    >>> printable("a\\x1b[31mb")
-    'a\\\\x1b[31mb'
+    >>> printable("a\x1b[31mb")
+    'a\\x1b[31mb'
     """
     return "".join(ch if ch.isprintable() else repr(ch)[1:-1] for ch in text)
 
