@@ -1,6 +1,8 @@
 """What must hold for every plan: parts sum to the whole, and more of a good thing never hurts."""
 
-from dataclasses import dataclass, replace
+import inspect
+import re
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 
 import numpy as np
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 from meshplan.cluster.presets import cluster_of
 from meshplan.cost.full.explain import explain
 from meshplan.cost.full.model import FullModel
-from meshplan.cost.full.stack import load_stack, stack_names
+from meshplan.cost.full.stack import FITTED, Stack, load_stack, stack_names
 from meshplan.model.load import load_model
 from meshplan.plan.kinds import CpKind, Recompute, Schedule, Sharding
 from meshplan.plan.plans import ALL_LAYERS, Plan, Plans
@@ -157,3 +159,15 @@ def test_more_sequences_take_longer_but_not_disproportionately(q, factor):
     more = replace(q.workload, gbs=q.workload.gbs * factor)
     many = float(q.cost(plan=plan, workload=more).step_s[0])
     assert one < many <= factor * one * (1 + 1e-9)
+
+
+def test_every_scalar_marked_fitted_is_counted():
+    """``meshplan validate`` prints how many scalars of a stack were fitted: none may hide."""
+    source = inspect.getsource(Stack)
+    marked = set(re.findall(r'^    (\w+): [^\n]+\n    """\*Fitted\*', source, flags=re.MULTILINE))
+    assert len(marked) > 5
+    assert marked <= set(FITTED)
+    assert set(FITTED) <= {f.name for f in fields(Stack)}
+    neutral = Stack(name="x", title="x")
+    assert neutral.fitted == {}
+    assert replace(neutral, matmul=0.9, step_s=0.1).fitted == {"matmul": 0.9, "step_s": 0.1}

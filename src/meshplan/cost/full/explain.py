@@ -187,10 +187,12 @@ def _terms(c: Context, costs: Costs) -> Iterator[Term]:
             source=_source(gpu.sources, "nic_bandwidth"),
         )  # fmt: skip
     for name, value in c.stack.fitted.items():
-        shown = tuple(part for part in FITTED[name] if part in used or part == "step overhead")
-        source = c.stack.sources.get(name, "")
-        yield Term(parts=shown, what=f"{name} = {value:g} of stack {c.stack.name}", provenance="fitted",
-                   source=source or "published runs of this stack")  # fmt: skip
+        shown = tuple(part for part in FITTED[name] if part in used)
+        if shown:
+            yield Term(
+                parts=shown, what=f"{name} = {value:g} of stack {c.stack.name}", provenance="fitted",
+                source=c.stack.sources.get(name, "published runs of this stack"),
+            )  # fmt: skip
     yield Term(
         parts=tuple(p for p in ("bubble", "imbalance") if p in used), what="order of the schedule",
         provenance=COUNTED, source="closed form, bounded against an exact simulation in the tests",
