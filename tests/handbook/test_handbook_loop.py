@@ -64,9 +64,14 @@ degrees = st.sampled_from([1, 2, 4, 8])
 
 
 @given(
-    tp=degrees, cp=degrees, pp=st.sampled_from([1, 2, 4, 5, 8, 10, 16, 20]), dp=st.integers(1, 40),
-    mbs=st.integers(1, 4), micro_batches=st.integers(1, 64), seq=st.sampled_from([4096, 32768, 131072, 1000000]),
-)  # fmt: skip
+    tp=degrees,
+    cp=degrees,
+    pp=st.sampled_from([1, 2, 4, 5, 8, 10, 16, 20]),
+    dp=st.integers(1, 40),
+    mbs=st.integers(1, 4),
+    micro_batches=st.integers(1, 64),
+    seq=st.sampled_from([4096, 32768, 131072, 1000000]),
+)
 def test_any_plan_costs_what_the_loop_says(
     tp: int, cp: int, pp: int, dp: int, mbs: int, micro_batches: int, seq: int
 ) -> None:
