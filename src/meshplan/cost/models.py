@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from importlib import import_module
+from operator import attrgetter
 
 from meshplan.cost.costs import CostModel
 from meshplan.errors import UnknownNameError
 
 DEFAULT = "handbook"
 """What prices plans unless another is asked for."""
-COST_MODELS = {"handbook": "meshplan.cost.handbook:Handbook"}
-"""Name → ``module:class``, imported when it is used."""
+COST_MODELS = {
+    "full": "meshplan.cost.full.model:FullModel.of",
+    "handbook": "meshplan.cost.handbook:Handbook",
+}
+"""Name → ``module:factory``, imported when it is used."""
 
 
 def cost_model_named(name: str = DEFAULT) -> CostModel:
@@ -18,5 +22,5 @@ def cost_model_named(name: str = DEFAULT) -> CostModel:
     if name not in COST_MODELS:
         raise UnknownNameError("cost model", name, COST_MODELS, f"known: {', '.join(COST_MODELS)}")
     module, _, attribute = COST_MODELS[name].partition(":")
-    model: CostModel = getattr(import_module(module), attribute)()
+    model: CostModel = attrgetter(attribute)(import_module(module))()
     return model

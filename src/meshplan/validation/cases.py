@@ -285,8 +285,6 @@ def switches(row: Row, source: Source) -> Stack:
         stack = replace(stack, dispatcher="dedup")
     if noted(row, r"moe_a2a_overlap"):
         stack = replace(stack, ep_exposed=min(stack.ep_exposed, 0.1))
-    if noted(row, r"fp32 grad accum") or (stack.name.startswith("megatron-deepspeed") and row.text["precision"] == "bf16"):
-        stack = replace(stack, grad_bytes=6.0, optimizer_bytes=12.0)
     if noted(row, r"async ?TP"):
         stack = replace(stack, tp_exposed=0.5 * stack.tp_exposed)
     if noted(row, r"chunked cross-entropy"):
