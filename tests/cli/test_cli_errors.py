@@ -13,7 +13,7 @@ import pytest
 from meshplan.cli import main
 from meshplan.cli.app import COMMANDS, build
 
-BASE = ["--gpu", "h100-sxm", "--gpus", "64", "--seq", "8192", "--gbs", "512"]
+BASE = ["--gpu", "h100-sxm", "--gpus", "64", "--seq", "8192", "--gbs", "512", "--cost-model", "handbook"]
 MODEL = "llama-3.1-70b"
 
 
@@ -21,7 +21,7 @@ def plan(*flags: str, model: str = MODEL, **changed: str) -> list[str]:
     """A command line like the README's with some flags added or given another value."""
     base = list(BASE)
     for name, value in changed.items():
-        base[base.index(f"--{name}") + 1] = value
+        base[base.index(f"--{name.replace('_', '-')}") + 1] = value
     return ["plan", model, *base, *flags]
 
 
@@ -64,7 +64,7 @@ SENTENCES = [
     (plan("--order", "tp-cp-dp-pp-xp"), "unknown dimension 'xp'; known: tp, cp, ep, dp, pp"),
     (plan("--precision", "fp32x"), "--precision 'fp32x' is not one of bf16, fp16"),
     (plan("--format", "yaml"), "--format 'yaml' is not one of table, json, csv, markdown"),
-    (plan("--cost-model", "handbok"), "unknown cost model 'handbok'; did you mean 'handbook'?"),
+    (plan(cost_model="handbok"), "unknown cost model 'handbok'; did you mean 'handbook'?"),
     (plan("--nic", "400"), "'400' has no unit; write '400 GB/s' or '400 Gb/s'"),
     (plan("--nic", "fast"), "nic: 'fast' is not a bandwidth"),
     (plan("--cluster", "ours.yaml"), "--gpu contradicts the cluster file 'ours.yaml'"),

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshplan.cli.handbook import rank
@@ -63,6 +63,7 @@ def test_every_plan_in_the_same_order(scenario: Scenario) -> None:
 degrees = st.sampled_from([1, 2, 4, 8])
 
 
+@settings(deadline=None)
 @given(
     tp=degrees,
     cp=degrees,

@@ -143,7 +143,7 @@ def test_candidates_are_those_of_nested_loops(
     pp=st.none() | st.lists(st.integers(1, 12), min_size=1, max_size=3, unique=True).map(tuple),
     sparse=st.booleans(),
 )
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 def test_counts_sum_to_the_candidates(
     gpus: int, gbs: int, seq: int, tp: tuple[int, ...] | None, pp: tuple[int, ...] | None, sparse: bool
 ) -> None:
@@ -168,6 +168,7 @@ def test_counts_sum_to_the_candidates(
 
 def run(model: Model = LLAMA, gpus: int = 16, **kwargs: object) -> meshplan.Ranking:
     workload = Workload(seq=kwargs.pop("seq", 8192), gbs=kwargs.pop("gbs", 64))  # type: ignore[arg-type]
+    kwargs.setdefault("cost_model", Handbook())
     return search(model, cluster_of("h100-sxm", gpus), workload, **kwargs)  # type: ignore[arg-type]
 
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshplan.cluster.presets import cluster_of
@@ -235,6 +235,7 @@ def test_a_rule_reads_only_its_columns(rule: Rule) -> None:
     assert rule.passes(moe, Plans.of(base))[0] == rule.passes(moe, Plans.of(odd))[0]
 
 
+@settings(deadline=None)
 @given(tp=st.integers(1, 200), heads=st.integers(1, 200))
 def test_nearest_values_are_the_nearest_that_pass(tp: int, heads: int) -> None:
     where = setting(model(heads=heads, kv=heads))
@@ -252,6 +253,7 @@ def test_tp_may_not_leave_the_node_of_the_cluster_at_hand() -> None:
     assert not TP_IN_NODE.passes(small, Plans.of(Plan(tp=8)))[0]
 
 
+@settings(deadline=None)
 @given(st.integers(1, 5000), st.integers(1, 6000))
 def test_divisors(number: int, wanted: int) -> None:
     assert divisors(number) == tuple(d for d in range(1, number + 1) if number % d == 0)

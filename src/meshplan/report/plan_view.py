@@ -128,8 +128,8 @@ def _closing(ranking: Ranking, top: int) -> list[str]:
     miss = ranking.closest_miss
     if miss is not None:
         name = plan_names(miss.costs.plans, ranking.space.order)[0]
-        need, limit = format_bytes(miss.costs.memory_bytes[0]), format_bytes(miss.costs.memory_limit_bytes)
-        lines.append(f"closest miss: {name} needs {need} of {limit}{_miss_gain(ranking, miss.costs)}")
+        need, more = format_bytes(miss.costs.memory_bytes[0]), format_bytes(miss.excess_bytes)
+        lines.append(f"closest miss: {name} needs {need}, {more} too much{_miss_gain(ranking, miss.costs)}")
     if len(ranking) > top:
         lines.append(f"showing {top:,} of {ranking.counts.feasible:,} feasible plans; --top shows more")
     if len(ranking) and (ranking.costs.plans.recompute_layers[:top] > 0).any():

@@ -52,10 +52,7 @@ def search(
     cost_model = cost_model_named() if cost_model is None else cost_model
     rules = _rules(cost_model, space) if rules is None else tuple(rules)
     funnel = Funnel()
-    best = _Best(keep)
-    best.add(
-        cost_model.price(model, cluster, workload, Plans.of(order=space.order))
-    )  # the shape, if nothing comes
+    best = _Best(keep, _empty(cluster, space))
     for plans in blocks(setting, space, rules, funnel):
         best.add(cost_model.price(model, cluster, workload, plans))
     ranking = Ranking(
@@ -88,11 +85,25 @@ def _rules(cost_model: CostModel, space: Space) -> tuple[Rule, ...]:
     return tuple(r for r in together if not (r.practice and space.chosen.intersection(r.columns)))
 
 
+def _empty(cluster: Cluster, space: Space) -> Costs:
+    """Costs of no plan at all, for when the rules leave nothing to price."""
+    none = np.zeros(0)
+    return Costs(
+        plans=Plans.of(order=space.order),
+        step_s=none,
+        memory_bytes=none,
+        memory_limit_bytes=cluster.memory_bytes,
+        mfu=none,
+        time={},
+        memory={},
+    )
+
+
 class _Best:
     """The best ``keep`` plans so far, how many fitted, and the one that missed by least."""
 
-    def __init__(self, keep: int) -> None:
-        self.keep = keep
+    def __init__(self, keep: int, empty: Costs) -> None:
+        self.keep, self.empty = keep, empty
         self.feasible = 0
         self.too_big = 0
         self.miss: Miss | None = None
@@ -113,7 +124,9 @@ class _Best:
             self._cut()
 
     def ranked(self) -> Costs:
-        """The best plans, fastest first; at least one table must have been added."""
+        """The best plans, fastest first."""
+        if not self._pieces:
+            return self.empty
         self._cut()
         return self._pieces[0][0]
 
