@@ -10,6 +10,7 @@ from cyclopts import Parameter
 from meshplan.cli.flags import ClusterFlags, SpaceFlags, WorkloadFlags
 from meshplan.cli.options import Count, Format, Json
 from meshplan.cli.question import question
+from meshplan.cost.models import COST_MODELS, DEFAULT
 from meshplan.errors import InputError
 from meshplan.report.plan_rows import flat, ranking_data
 from meshplan.report.plan_view import plan_markdown, plan_text
@@ -22,6 +23,7 @@ from meshplan.search.search import search
 app = cyclopts.App(name="plan")
 
 NO_PLAN = 1
+PRICED_BY = f"What prices the plans: {' or '.join(COST_MODELS)} (default: {DEFAULT})."
 
 
 @app.default
@@ -32,7 +34,7 @@ def plan(
     cluster: ClusterFlags | None = None,
     workload: WorkloadFlags | None = None,
     space: SpaceFlags | None = None,
-    cost_model: Annotated[str | None, Parameter(metavar="NAME")] = None,
+    cost_model: Annotated[str | None, Parameter(metavar="NAME", help=PRICED_BY)] = None,
     top: Count = 10,
     format_: Annotated[Format, Parameter(name="--format", metavar="NAME")] = "table",
     json_: Json = False,
@@ -47,8 +49,6 @@ def plan(
     model
         A preset (see `meshplan models`), a config.json or its folder, a name in the Hugging Face
         cache, or a job file (.yaml, .toml) with model, cluster, workload and space. Flags win over it.
-    cost_model
-        What prices the plans (default: handbook).
     top
         Plans shown.
     format_
