@@ -3,7 +3,7 @@
 import json
 import sys
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import cyclopts
 import numpy as np
@@ -18,7 +18,7 @@ from meshplan.cost.full.model import FullModel
 from meshplan.cost.full.stack import load_stack
 from meshplan.errors import InputError
 from meshplan.export.folder import differences, write
-from meshplan.export.launch import Job, Launch, Note
+from meshplan.export.launch import Job, Note, counted
 from meshplan.export.launchers import IMAGE
 from meshplan.export.rules import framework_rules
 from meshplan.export.space import framework_columns, framework_space
@@ -63,13 +63,15 @@ class AsTarget:
     def price(self, model: Model, cluster: Cluster, workload: Workload, plans: Plans) -> Costs:
         """As the full model, with the columns that the target sets by itself."""
         if not len(plans):  # the shape of the answer, from any one plan
-            return self.base.price(model, cluster, workload, Plans.of(Plan(), order=plans.order)).take(slice(0, 0))
+            return self.base.price(model, cluster, workload, Plans.of(Plan(), order=plans.order)).take(
+                slice(0, 0)
+            )
         own = {name: np.full(len(plans), value, dtype=np.int64) for name, value in self.columns.items()}
         return self.base.price(model, cluster, workload, plans.replace(**own))
 
     def one(self, setting: Setting, plan: Plan, order: tuple[str, ...]) -> Costs:
         """The price of one plan, as it is."""
-        return self.base.price(*setting, Plans.of(plan, order=order))
+        return self.base.price(*setting, Plans.of(counted(plan, len(setting.model.layers)), order=order))
 
 
 @app.default
@@ -127,10 +129,16 @@ def export(
         Fetch the config.json of an unknown model from the Hugging Face hub.
     """
     asked = question(
-        model, cluster or ClusterFlags(), workload or WorkloadFlags(), space or SpaceFlags(), download=download
+        model,
+        cluster or ClusterFlags(),
+        workload or WorkloadFlags(),
+        space or SpaceFlags(),
+        download=download,
     )
     cost_model = AsTarget.of(to, stack)
-    ranking = rank(asked, to, cost_model, framework_rules(to) if framework in (None, to) else _rules(framework))
+    ranking = rank(
+        asked, to, cost_model, framework_rules(to) if framework in (None, to) else _rules(framework)
+    )
     if ranking.nothing is not None or not len(ranking):
         reason = ranking.nothing.reason if ranking.nothing is not None else "no plan is left"
         print(f"error: no plan to export: {reason}", file=sys.stderr)
@@ -190,6 +198,3 @@ def _is_preset(model: Model) -> bool:
     from meshplan.model.presets import preset_name
 
     return preset_name(model.name) == model.name
-
-
-__all__: list[Any] = ["AsTarget", "Launch", "app", "note_cost", "rank"]

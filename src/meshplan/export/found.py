@@ -55,7 +55,9 @@ class Settings:
     A value is text from a command line or a plain Python, JSON or YAML value.
     """
 
-    def __init__(self, values: Mapping[str, Any], missing: Mapping[str, tuple[str, ...]] | None = None) -> None:
+    def __init__(
+        self, values: Mapping[str, Any], missing: Mapping[str, tuple[str, ...]] | None = None
+    ) -> None:
         self.values = dict(values)
         self.missing = dict(missing or {})
         self.asked: set[str] = set()
@@ -93,7 +95,16 @@ class Settings:
         value = self.raw(name)
         if value is None or isinstance(value, bool):
             return value
-        words = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+        words = {
+            "true": True,
+            "1": True,
+            "yes": True,
+            "on": True,
+            "false": False,
+            "0": False,
+            "no": False,
+            "off": False,
+        }
         found = words.get(str(value).strip().lower())
         if found is None:
             raise InputError(f"{name} must be true or false, not {shown(value)}")
@@ -132,7 +143,7 @@ def options_of(words: Iterable[Word], flags_without_dashes: bool = False) -> tup
         text = word.text
         if text.startswith("--") and len(text) > 2:
             flag, sep, value = text.partition("=")
-            if flag in values:
+            if flag in values and (sep or values[flag] is not True):
                 old, new = _said(values[flag]), value or "again"
                 raise InputError(f"{flag} is given twice ({old} and {new}); keep one")
             values[flag] = value if sep else True

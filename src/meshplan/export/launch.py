@@ -155,6 +155,14 @@ def stage_layers(plan: Plan, layers: int) -> tuple[int, ...]:
     return plan.layout if plan.layout is not None else even_split(layers, plan.pp * plan.vp)
 
 
+def counted(plan: Plan, layers: int) -> Plan:
+    """The same plan with a number in place of "every layer of the stage"."""
+    if plan.recompute_layers != ALL_LAYERS:
+        return plan
+    stages = stage_layers(plan, layers)
+    return replace(plan, recompute_layers=max(sum(stages[rank :: plan.pp]) for rank in range(plan.pp)))
+
+
 def recompute_words(plan: Plan) -> str:
     """What a plan recomputes, as people type it: ``none``, ``full``, ``4``, ``mlp+moe-act``."""
     names = [m.name.lower().replace("_", "-") for m in Recompute if m & plan.recompute_modules and m.name]

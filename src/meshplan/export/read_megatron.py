@@ -114,7 +114,10 @@ def _experts(args: Settings, found: Found, tp: int) -> None:
 
 
 def _pipeline(args: Settings, found: Found, pp: int) -> None:
-    layout, per_stage = args.text("--pipeline-model-parallel-layout"), args.count("--num-layers-per-virtual-pipeline-stage")
+    layout, per_stage = (
+        args.text("--pipeline-model-parallel-layout"),
+        args.count("--num-layers-per-virtual-pipeline-stage"),
+    )
     stages = args.count("--num-virtual-stages-per-pipeline-rank")
     first = args.count("--decoder-first-pipeline-num-layers")
     last = args.count("--decoder-last-pipeline-num-layers")
@@ -146,7 +149,9 @@ def _pipeline(args: Settings, found: Found, pp: int) -> None:
     if counts is None and (first or last or ends or tail) and pp > 1:
         counts = _ends(found, layers, pp, vp, first, last, ends, tail)
     elif counts is None and layers % pp:
-        found.problems.append(f"{layers} layers do not divide over pp {pp} (give the counts of the ends, or a layout)")
+        found.problems.append(
+            f"{layers} layers do not divide over pp {pp} (give the counts of the ends, or a layout)"
+        )
     elif counts is None and layers % (pp * vp):
         found.problems.append(f"{layers // pp} layers a rank do not divide over {vp} virtual stages")
     if vp > 1 and args.truth("--no-overlap-p2p-communication") and pp <= 2:
@@ -219,10 +224,14 @@ def _recompute(args: Settings, found: Found) -> None:
         if method is not None or count is not None:
             found.problems.append("--recompute-granularity selective takes no method and no number of layers")
         names: Any = args.raw("--recompute-modules")
-        names = names if isinstance(names, list) else [names or found.default("recomputed module", "core_attn")]
+        names = (
+            names if isinstance(names, list) else [names or found.default("recomputed module", "core_attn")]
+        )
         for name in names:
             if name not in _MODULES:
-                raise InputError(f"--recompute-modules must be among {', '.join(_MODULES)}, not {shown(name)}")
+                raise InputError(
+                    f"--recompute-modules must be among {', '.join(_MODULES)}, not {shown(name)}"
+                )
             modules |= _MODULES[name]
     elif granularity is not None:
         raise InputError(f"--recompute-granularity must be full or selective, not {shown(granularity)}")

@@ -12,18 +12,32 @@ from meshplan.errors import InputError, shown
 from meshplan.export.found import Found, Settings
 from meshplan.model.layers import Attention, LatentAttention, Layer, Mlp, Moe
 from meshplan.model.model import Model
+from meshplan.model.presets import preset, preset_name
 
 MOST_LAYERS = 10_000
-_REQUIRED = {"--num-layers": "layers", "--hidden-size": "hidden size", "--num-attention-heads": "heads"}
+_UNKNOWN_LAYERS = {
+    "--hybrid-layer-pattern": "Mamba", "--hybrid-override-pattern": "Mamba", "--hybrid-attention-ratio": "Mamba",
+    "--linear-attention-freq": "linear attention", "--experimental-attention-variant": "linear or sparse attention",
+    "--heterogeneous-layers-config-path": "each layer its own", "--moe-latent-size": "latent experts",
+}  # fmt: skip
 
 
 def model_of_arguments(args: Settings, found: Found) -> Model | None:
     """The model, or ``None`` where the arguments do not say its sizes at all."""
-    layers = args.count("--num-layers", most=MOST_LAYERS) or args.count("--encoder-num-layers", most=MOST_LAYERS)
+    layers = args.count("--num-layers", most=MOST_LAYERS) or args.count(
+        "--encoder-num-layers", most=MOST_LAYERS
+    )
     hidden, heads = args.count("--hidden-size"), args.count("--num-attention-heads")
     if layers is None and hidden is None and heads is None:
         return None
-    for flag, value in (("--num-layers", layers), ("--hidden-size", hidden), ("--num-attention-heads", heads)):
+    for flag, kind in _UNKNOWN_LAYERS.items():
+        if args.has(flag):
+            raise InputError(f"{flag} makes layers of a kind that is not known: {kind}")
+    for flag, value in (
+        ("--num-layers", layers),
+        ("--hidden-size", hidden),
+        ("--num-attention-heads", heads),
+    ):
         if value is None:
             raise InputError(f"{flag} is missing, and the other sizes of the model are there")
     assert layers is not None
@@ -199,8 +213,33 @@ def _vocabulary(args: Settings, found: Found) -> int:
     if padded is not None:
         return padded
     size = args.count("--vocab-size")
-    if size is None:
-        found.notes.append("the vocabulary comes from the tokenizer, which is not read; 128,256 is taken")
-        return int(found.default("vocab", 128_256))
-    # The synthetic tokenizer adds an end-of-document token (up to 0.16).
-    return size + 1 if args.text("--tokenizer-type") == "NullTokenizer" else size
+    kind, name = args.text("--tokenizer-type"), args.raw("--tokenizer-model") if _literal(args) else None
+    if size is not None:  # the synthetic tokenizer adds an end-of-document token (up to 0.16)
+        return size + 1 if kind == "NullTokenizer" else size
+    known = _TOKENIZERS.get(kind or "") or _vocabulary_of(name)
+    if known:
+        return int(found.default("vocab", known))
+    found.notes.append(
+        f"the vocabulary comes from the tokenizer, which is not read; {USUAL_VOCABULARY:,} is taken"
+    )
+    return int(found.default("vocab", USUAL_VOCABULARY))
+
+
+USUAL_VOCABULARY = 128_256
+_TOKENIZERS = {"GPT2BPETokenizer": 50_257, "Llama2Tokenizer": 32_000}
+"""Vocabularies of tokenizers whose name decides it."""
+
+
+def _literal(args: Settings) -> bool:
+    return "--tokenizer-model" not in args.missing
+
+
+def _vocabulary_of(name: object) -> int | None:
+    """The vocabulary of the preset that a tokenizer is named after."""
+    if not isinstance(name, str):
+        return None
+    for part in (name, name.rstrip("/").rpartition("/")[2]):
+        known = preset_name(part)
+        if known is not None:
+            return preset(known).vocab
+    return None

@@ -80,7 +80,11 @@ def override_words(words: Sequence[str]) -> dict[str, Any]:
             name, value = _SHORT[word], words[i + 1]
         elif word.startswith("--") and word[2:] in ("recipe", "model_recipe_name") and i + 1 < len(words):
             name, value = "recipe", words[i + 1]
-        elif "=" in word and not word.startswith("-") and word.partition("=")[0].replace(".", "").isidentifier():
+        elif (
+            "=" in word
+            and not word.startswith("-")
+            and word.partition("=")[0].replace(".", "").isidentifier()
+        ):
             name, _, value = word.lstrip("+~").partition("=")
         else:
             continue
@@ -94,7 +98,11 @@ def recipe_fields(tree: ast.Module) -> dict[str, Any]:
     """Assignments ``cfg.a.b = value`` of a recipe module, and the library's recipe it starts from."""
     values: dict[str, Any] = {}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Attribute):
+        if (
+            isinstance(node, ast.Assign)
+            and len(node.targets) == 1
+            and isinstance(node.targets[0], ast.Attribute)
+        ):
             path = _path(node.targets[0])
             if len(path) < 2:
                 continue
@@ -109,7 +117,11 @@ def recipe_fields(tree: ast.Module) -> dict[str, Any]:
                     ) from None
                 continue
             values[name] = value
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id.endswith("_config"):
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id.endswith("_config")
+        ):
             values.setdefault("recipe", node.func.id)
     return values
 
@@ -145,7 +157,9 @@ def read_bridge(values: Mapping[str, Any], what: str, environment: dict[str, str
     known = load_model(preset) if preset else None
     if known is not None and not sizes_given:
         flags["--num-layers"], flags["--hidden-size"] = len(known.layers), known.hidden
-        flags["--num-attention-heads"] = next(layer.attention.heads for layer in known.layers if layer.attention)
+        flags["--num-attention-heads"] = next(
+            layer.attention.heads for layer in known.layers if layer.attention
+        )
         flags["--num-experts"] = _experts(known)
         flags = {flag: value for flag, value in flags.items() if value is not None}
     precision = str(values.get("mixed_precision") or "")
@@ -162,7 +176,9 @@ def read_bridge(values: Mapping[str, Any], what: str, environment: dict[str, str
     if not distributed:
         found.default("sharding", Sharding.ZERO1)
     if recipe and not any("tensor_model_parallel_size" in path for path in values):
-        found.notes.append(f"what the recipe {shown(recipe)} itself sets is not read; Megatron's defaults are taken")
+        found.notes.append(
+            f"what the recipe {shown(recipe)} itself sets is not read; Megatron's defaults are taken"
+        )
     found.unknown = [path for path in values if path.partition(".")[0] not in _OTHER and path != "recipe"]
     for path, value in values.items():
         field = path.rpartition(".")[2]
@@ -187,7 +203,9 @@ def _drop_model_defaults(found: Found) -> None:
 def _precision_flags(name: str) -> dict[str, Any]:
     kinds = {text: kind for kind, text in PRECISIONS.items()}
     kind = kinds.get(name) or ("mxfp8" if "mxfp8" in name else "nvfp4" if "nvfp4" in name else "")
-    kind = kind or ("fp8" if "fp8" in name else "fp16" if name.startswith("fp16") or name == "16-mixed" else "bf16")
+    kind = kind or (
+        "fp8" if "fp8" in name else "fp16" if name.startswith("fp16") or name == "16-mixed" else "bf16"
+    )
     match kind:
         case "fp16":
             return {"--fp16": True}
@@ -245,7 +263,9 @@ def read_deepspeed(data: Mapping[str, Any], what: str, script: Settings | None =
         "ep": experts.count("autoep_size") or 1 if experts.truth("enabled") else 1,
         "etp": experts.count("expert_tensor_parallel_size") or 1 if experts.truth("enabled") else 1,
     }  # fmt: skip
-    checkpointed = "activation_checkpointing" in data or (pipe.count("activation_checkpoint_interval", low=0) or 0) > 0
+    checkpointed = (
+        "activation_checkpointing" in data or (pipe.count("activation_checkpoint_interval", low=0) or 0) > 0
+    )
     if script is not None:
         flag = script.raw("--gradient-checkpointing") or script.raw("--gradient_checkpointing")
         checkpointed |= flag is not None and str(flag).lower() != "false"
@@ -265,7 +285,9 @@ def read_deepspeed(data: Mapping[str, Any], what: str, script: Settings | None =
     if shards and shards > 1 and zero.values.get("mics_shard_size") and "dp" in columns:
         columns["replicas"] = max(1, columns["dp"] * cp // shards)
     if pp > 1 and sharding >= Sharding.ZERO2:
-        found.problems.append(f"ZeRO-{stage} is incompatible with DeepSpeed's pipeline engine (pipeline.stages {pp})")
+        found.problems.append(
+            f"ZeRO-{stage} is incompatible with DeepSpeed's pipeline engine (pipeline.stages {pp})"
+        )
     found.columns = columns
     bf16, fp16 = (Settings(_table(data, key)) for key in ("bf16", "fp16"))
     if bf16.truth("enabled") and fp16.truth("enabled"):
@@ -363,7 +385,9 @@ def read_pytorch(tree: ast.Module, what: str) -> Found:
                 values[name] = ast.literal_eval(node.value)
             except (ValueError, TypeError, MemoryError, RecursionError):
                 text = shown(ast.unparse(node.value))
-                raise InputError(f"line {node.lineno}: {name} is {text}, not a plain value; it is not evaluated") from None
+                raise InputError(
+                    f"line {node.lineno}: {name} is {text}, not a plain value; it is not evaluated"
+                ) from None
     args = Settings(values)
     shape = _pairs(args, "MESH_NAMES", "MESH_SHAPE")
     experts = _pairs(args, "EXPERT_MESH_NAMES", "EXPERT_MESH_SHAPE")
@@ -376,7 +400,9 @@ def read_pytorch(tree: ast.Module, what: str) -> Found:
     bounds = args.raw("STAGE_BOUNDS") or (0,)
     modules = Recompute.NONE
     for word in str(values.get("RECOMPUTE_MODULES", "none")).split("+"):
-        modules |= next((m for m in Recompute if (m.name or "").lower().replace("_", "-") == word), Recompute.NONE)
+        modules |= next(
+            (m for m in Recompute if (m.name or "").lower().replace("_", "-") == word), Recompute.NONE
+        )
     found.columns = {
         "tp": shape.get("tp", 1), "cp": shape.get("cp", 1), "pp": shape.get("pp", 1), "dp": dp, "replicas": replicas,
         "ep": experts.get("ep", 1), "etp": experts.get("etp", 1),
@@ -400,7 +426,9 @@ def _with_ep(inner: list[str], expert_inner: list[str]) -> tuple[str, ...]:
     """The order of both foldings: ep goes where the experts' mesh has it, next to dp."""
     if "dp" not in inner:
         return DEFAULT_ORDER
-    before = expert_inner.index("ep") < expert_inner.index("edp") if {"ep", "edp"} <= set(expert_inner) else True
+    before = (
+        expert_inner.index("ep") < expert_inner.index("edp") if {"ep", "edp"} <= set(expert_inner) else True
+    )
     at = inner.index("dp") + (0 if before else 1)
     return (*inner[:at], "ep", *inner[at:])
 

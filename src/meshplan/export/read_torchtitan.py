@@ -145,7 +145,9 @@ def _pipeline(args: Settings, found: Found, pp: int) -> None:
     found.columns |= {"vp": vp, "schedule": schedule, "layout": counts}
 
 
-def _split(args: Settings, found: Found, pp: int, layers: int, *, single: bool) -> tuple[tuple[int, ...] | None, int]:
+def _split(
+    args: Settings, found: Found, pp: int, layers: int, *, single: bool
+) -> tuple[tuple[int, ...] | None, int]:
     """Stages as torchtitan cuts them: embedding and head weigh as layers, the rest evenly."""
     first = args.count("parallelism.pipeline_parallel_first_stage_less_layers", low=0)
     last = args.count("parallelism.pipeline_parallel_last_stage_less_layers", low=0)
@@ -162,7 +164,9 @@ def _split(args: Settings, found: Found, pp: int, layers: int, *, single: bool) 
         found.problems.append(f"{each} layers a stage make {vp} stages a rank, and the schedule takes {kind}")
     base, more = divmod(whole, stages)
     if not layers or base == 0 or max(first, last) > base:
-        found.problems.append(f"{layers} layers cannot be cut into {stages} stages with ends {first} and {last} short")
+        found.problems.append(
+            f"{layers} layers cannot be cut into {stages} stages with ends {first} and {last} short"
+        )
         return None, vp
     counts = [base + (stage < more) for stage in range(stages)]
     counts[0] -= first
@@ -255,7 +259,11 @@ def titan_flags(args: Settings, loose: list[str]) -> Settings:
         if flag in args.missing:
             missing[name] = args.missing[flag]
         values[name] = value
-    policy = [word for word in [*loose, *_words(values)] if word.replace("_", "-").startswith("activation-checkpoint:")]
+    policy = [
+        word
+        for word in [*loose, *_words(values)]
+        if word.replace("_", "-").startswith("activation-checkpoint:")
+    ]
     if policy:
         values["checkpointing"] = policy[-1].partition(":")[2]
     return Settings(values, missing)

@@ -78,7 +78,9 @@ def resolve(found: Found, given: Given) -> Reading:
         plan = Plan(**{**known, "layout": None})
     setting = Setting(model, cluster, workload)
     if sum(plan.layout or (len(model.layers),)) != len(model.layers):
-        problems.append(f"the stages hold {sum(plan.layout or ())} layers, and the model has {len(model.layers)}")
+        problems.append(
+            f"the stages hold {sum(plan.layout or ())} layers, and the model has {len(model.layers)}"
+        )
         plan = Plan(**{**known, "layout": None})
     problems += _broken(found.kind, setting, plan, problems)
     return Reading(
@@ -98,7 +100,7 @@ def _model(found: Found, given: Given) -> Model:
     if given.model is not None:
         return load_model(given.model)
     if found.model is not None:
-        return found.model if found.model.name != "model" else named(found.model, found.model_name)
+        return found.model if found.model.name != "model" else named(found)
     if found.model_name is not None:
         try:
             return load_model(found.model_name)
@@ -109,35 +111,61 @@ def _model(found: Found, given: Given) -> Model:
     raise InputError("it does not say which model it trains; say which with --model")
 
 
-def named(model: Model, hint: str | None) -> Model:
-    """The model under the name of the preset that has the same layers, if there is one."""
+def named(found: Found) -> Model:
+    """The model under the name of the preset that has the same layers, if there is one.
+
+    The name that meshplan wrote into the file is believed where the sizes agree; a vocabulary that the
+    file leaves open is not compared.
+    """
     from dataclasses import replace
 
-    names = [hint] if hint else []
-    for name in [*names, *preset_names()]:
+    model = found.model
+    assert model is not None
+    open_vocab = "vocab" in found.defaults
+    if found.model_name is not None:
         try:
-            known = preset(name) if name in preset_names() else load_model(name)
+            known = load_model(found.model_name)
         except InputError:
-            continue
-        if _same(model, known):
+            known = None
+        if known is not None and (len(known.layers), known.hidden) == (len(model.layers), model.hidden):
             return known
-    return replace(model, name=f"model of {len(model.layers)} layers × {model.hidden}")
+    alike = [m for m in map(preset, preset_names()) if _same(model, m, open_vocab=open_vocab)]
+    if open_vocab and len({m.vocab for m in alike}) > 1:
+        names = ", ".join(m.name for m in alike)
+        found.notes.append(
+            f"the sizes are those of {names}, which differ in their vocabulary; --model says which"
+        )
+        alike = []
+    if alike:
+        if open_vocab:
+            found.defaults["vocab"] = str(alike[0].vocab)
+            found.notes = [note for note in found.notes if not note.startswith("the vocabulary")]
+        return alike[0]
+    return replace(model, name=f"{len(model.layers)} layers of width {model.hidden}")
 
 
-def _same(a: Model, b: Model) -> bool:
-    """Whether two models have the same sizes, vocabulary padding and what arguments cannot say aside."""
+def _same(a: Model, b: Model, *, open_vocab: bool) -> bool:
+    """Whether two models have the same sizes, norms and positions aside."""
     return (
         a.hidden == b.hidden
         and len(a.layers) == len(b.layers)
-        and abs(a.vocab - b.vocab) <= 1
+        and (open_vocab or abs(a.vocab - b.vocab) <= 1)
         and a.tied_embeddings == b.tied_embeddings
-        and all(_alike(x.attention, y.attention) and _alike(x.mlp, y.mlp) for x, y in zip(a.layers, b.layers, strict=True))
+        and all(
+            _alike(x.attention, y.attention) and _alike(x.mlp, y.mlp)
+            for x, y in zip(a.layers, b.layers, strict=True)
+        )
     )
 
 
+_COMPARED = (
+    "heads", "kv_heads", "head_dim", "kv_rank", "q_rank", "width", "experts", "topk", "gated", "shared_width",
+    "qkv_bias", "out_bias", "bias", "window",
+)  # fmt: skip
+
+
 def _alike(a: Any, b: Any) -> bool:
-    keys = ("heads", "kv_heads", "head_dim", "kv_rank", "q_rank", "width", "experts", "topk", "gated", "shared_width")
-    return type(a) is type(b) and all(getattr(a, k, None) == getattr(b, k, None) for k in keys)
+    return type(a) is type(b) and all(getattr(a, key, None) == getattr(b, key, None) for key in _COMPARED)
 
 
 def _gpus(found: Found, given: Given, ranks: int, columns: dict[str, Any]) -> int:

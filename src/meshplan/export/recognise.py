@@ -36,7 +36,9 @@ _OTHERS = {
     "xtuner": "XTuner", "levanter": "Levanter", "gpt-neox": "GPT-NeoX", "mindspeed": "MindSpeed",
     "horovodrun": "Horovod", "sky launch": "SkyPilot",
 }  # fmt: skip
-_PARALLEL_FIELD = re.compile(r"(^|\.)(tensor_model_parallel_size|pipeline_model_parallel_size|context_parallel_size)$")
+_PARALLEL_FIELD = re.compile(
+    r"(^|\.)(tensor_model_parallel_size|pipeline_model_parallel_size|context_parallel_size)$"
+)
 Sibling = Callable[[str], str | None]
 """The text of a file named in the launch file, from the same folder; ``None`` where there is none."""
 
@@ -69,7 +71,9 @@ def _by_content(text: str, sibling: Sibling) -> Found | Mapping[str, Any]:
     tree = _python(text)
     if tree is not None:
         return _module(tree, text)
-    if re.search(r"^(compute_environment|distributed_type|fsdp_config|parallelism_config):", text, re.MULTILINE):
+    if re.search(
+        r"^(compute_environment|distributed_type|fsdp_config|parallelism_config):", text, re.MULTILINE
+    ):
         return read_accelerate(_no_twice(text), "an accelerate configuration")
     if _is_job(text):
         return parse_table(text, toml=False, where="it")
@@ -97,7 +101,12 @@ def _json(text: str) -> Found:
         raise InputError(f"it is a JSON {type(data).__name__}, not a DeepSpeed configuration")
     if "model_type" in data or "architectures" in data:
         raise InputError("it is a model's config.json, not a launch file; give it to `meshplan plan`")
-    own = {"train_batch_size", "train_micro_batch_size_per_gpu", "zero_optimization", "gradient_accumulation_steps"}
+    own = {
+        "train_batch_size",
+        "train_micro_batch_size_per_gpu",
+        "zero_optimization",
+        "gradient_accumulation_steps",
+    }
     if not own & set(data):
         raise InputError(f"it is JSON without any of {', '.join(sorted(own))}, so no DeepSpeed configuration")
     return read_deepspeed(data, "a DeepSpeed configuration")
@@ -126,7 +135,9 @@ def _tables(table: dict[str, Any], kind: str) -> Found | Mapping[str, Any]:
         found = read_torchtitan(titan_toml(table), "a torchtitan configuration (TOML, before 0.3)")
         found.notes.append("torchtitan 0.3 no longer reads TOML")
         return found
-    raise InputError(f"it is {kind} with the sections {', '.join(map(str, list(table)[:5]))}, of no known framework")
+    raise InputError(
+        f"it is {kind} with the sections {', '.join(map(str, list(table)[:5]))}, of no known framework"
+    )
 
 
 def _python(text: str) -> ast.Module | None:
@@ -146,7 +157,9 @@ def _python(text: str) -> ast.Module | None:
 
 def _module(tree: ast.Module, text: str) -> Found:
     imported = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    imported += [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    imported += [
+        alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names
+    ]
     assigned = {
         target.id
         for node in tree.body
@@ -174,29 +187,62 @@ def _is_job(text: str) -> bool:
 
 def _script(text: str, sibling: Sibling) -> Found:
     script = read_shell(text)
+    _unfold(script)
     environment = environment_of(script)
     command = _training_command(script)
     words = [word.text for word in command]
     what = "a launch script" if len(script.commands) > 1 or "\n" in text.strip() else "an argument list"
     found = _of_command(command, words, environment, sibling, what)
+    for variable in () if found is not None else _argument_variables(script):
+        found = found or _of_command(variable, [w.text for w in variable], environment, sibling, what)
     if found is None:
         raise InputError(f"it has no launch settings of a known framework ({KINDS}){_which(text)}")
     take_launcher(found, script)
     if script.branches:
-        found.notes.append("the script has branches or loops; their assignments were all read, the last one counts")
+        found.notes.append(
+            "the script has branches or loops; their assignments were all read, the last one counts"
+        )
     return found
+
+
+def _unfold(script: Script) -> None:
+    """Add the commands of scripts inside a word: ``bash -c "python …"``."""
+    for command in list(script.commands):
+        for word in command:
+            if " --" in word.raw and ("\n" in word.raw or ".py" in word.raw):
+                try:
+                    script.commands += read_shell(word.raw).commands
+                except InputError:
+                    continue
+
+
+def _argument_variables(script: Script) -> list[list[Word]]:
+    """Variables that hold an argument list, longest first: scripts that another one sources."""
+    found = []
+    for words in script.variables.values():
+        parts = [Word(part) for word in words for part in word.raw.split()] if len(words) == 1 else words
+        if sum(word.text.startswith("--") for word in parts) >= len(OWN) // 2:
+            found.append(parts)
+    return sorted(found, key=len, reverse=True)
 
 
 def _training_command(script: Script) -> list[Word]:
     """The command that trains: the one with most flags, joined with lines that are flags alone."""
-    flags = [word for command in script.commands if command and command[0].text.startswith("--") for word in command]
+    flags = [
+        word
+        for command in script.commands
+        if command and command[0].text.startswith("--")
+        for word in command
+    ]
     loose = [
         word
         for command in script.commands
         if command and re.match(r"(-|[\w.]+=|activation[-_]checkpoint:)", command[0].text)
         for word in command
     ]
-    best = max(script.commands, key=lambda c: sum("=" in w.text or w.text.startswith("--") for w in c), default=[])
+    best = max(
+        script.commands, key=lambda c: sum("=" in w.text or w.text.startswith("--") for w in c), default=[]
+    )
     lines = loose if len(loose) > len(flags) else flags
     return lines if len(lines) > len(best) else list(best)
 
@@ -204,16 +250,14 @@ def _training_command(script: Script) -> list[Word]:
 def _of_command(
     command: Sequence[Word], words: list[str], environment: dict[str, str], sibling: Sibling, what: str
 ) -> Found | None:
-    program = next((i for i, word in enumerate(words) if word.endswith(".py") or word == "-m"), -1)
-    is_torchrun = any(re.search(r"(torchrun|torch\.distributed)", word) for word in words)
-    tail = command[program + 1 :] if program >= 0 and is_torchrun and words[program] != "-m" else command
+    _refuse_program(words)
     if "torchtitan.train" in words or any(word.startswith("--parallelism.") for word in words):
         return _titan_command(command, words, sibling, what)
     fields = override_words(words)
     if any(_PARALLEL_FIELD.search(name) for name in fields) or ("recipe" in fields and len(fields) > 1):
         return read_bridge(fields, f"{what} of Megatron-Bridge or NeMo", environment)
     if sum(any(word == flag or word.startswith(flag + "=") for word in words) for flag in OWN) >= 2:
-        options, _ = options_of(_after_program(tail))
+        options, _ = options_of(_after_program(command))
         return read_megatron(options, f"{what} of Megatron-LM", environment)
     recipe = next((w for w in words if w.endswith(".py") and _sibling_python(sibling, w) is not None), None)
     if recipe is not None:
@@ -221,11 +265,29 @@ def _of_command(
     return _with_config(command, words, sibling, what)
 
 
+_NO_TRAINING = re.compile(
+    r"(pretrain_(bert|t5|ict|vlm|vision\w*|retro|biencoder|realm)|train_dualencoder|run_text_generation\w*|"
+    r"text_generation\w*|\w*inference\w*|\w*convert\w*|preprocess_data|evaluate\w*)\.py$"
+)
+
+
+def _refuse_program(words: Sequence[str]) -> None:
+    for before, word in zip(["", *words], words, strict=False):
+        if before == "-m" and "inference" in word:
+            raise InputError(f"it starts {word}, and only training of decoders is planned")
+        if _NO_TRAINING.search(word):
+            raise InputError(f"it starts {word.rpartition('/')[2]}, and only training of decoders is planned")
+
+
 def _after_program(words: Sequence[Word]) -> Sequence[Word]:
-    """Words from the first Megatron flag on: torchrun's own flags are not Megatron's."""
+    """The program's own words: what comes before it is the launcher's."""
     for i, word in enumerate(words):
         if word.text.endswith(".py"):
             return words[i + 1 :]
+        if word.text == "-m" and i and i + 1 < len(words):
+            name = words[i + 1].text
+            if not name.startswith("torch.distributed"):
+                return words[i + 2 :]
     return words
 
 

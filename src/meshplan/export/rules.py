@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+import numpy.typing as npt
 
 from meshplan.model.layers import Moe
 from meshplan.plan.kinds import Schedule, Sharding
@@ -41,8 +42,8 @@ def _kv(s: Setting) -> list[int]:
     return sorted({layer.attention.kv_heads for layer in s.model.layers if layer.attention is not None})
 
 
-def _micro_batches(s: Setting, p: Plans) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
-    return s.workload.gbs // np.maximum(p.dp * p.mbs, 1)
+def _micro_batches(s: Setting, p: Plans) -> npt.NDArray[np.int64]:
+    return np.asarray(s.workload.gbs // np.maximum(p.dp * p.mbs, 1), dtype=np.int64)
 
 
 def _strict_kv(s: Setting, p: Plans) -> Bools:

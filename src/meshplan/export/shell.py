@@ -1,12 +1,13 @@
 """Reading a shell script without running it: words, variables, arrays, as far as they are literal.
 
-Nothing is executed and no file is opened. Assignments are followed in order; a branch is read as if
-both sides ran. What only a running shell could know (``$1``, ``$(date)``, an unset variable) is kept by
+Nothing is executed and no file is opened. Assignments are followed in order; of a branch the side is read
+that literal values decide, or the first where they do not. What only a running shell could know (``$1``, ``$(date)``, an unset variable) is kept by
 name, so that a reader can say which value is missing.
 """
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -19,16 +20,24 @@ _ASSIGN = re.compile(rf"^({_NAME})(\+?)=")
 _PARAMETER = re.compile(rf"({_NAME}|[0-9@*#?$!-])(\[[@*]\])?((:?[-=+?])(.*))?", re.DOTALL)
 _DESCRIPTOR = re.compile(r"[0-9]+[<>]")
 _KEYWORDS = set("if then else elif fi for while until do done case esac ! { } time exec".split())
-_BRANCHES = {"if", "case", "while", "until", "for"}
 _SETTERS = {"export", "declare", "local", "readonly", "typeset"}
 
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """One word of a command; ``missing`` names what in it only a running shell would know."""
+    """One word of a command. ``raw`` marks in place what only a running shell would know."""
 
-    text: str
-    missing: tuple[str, ...] = ()
+    raw: str
+
+    @property
+    def text(self) -> str:
+        """The word without what is not known."""
+        return _MARK.sub("", self.raw)
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Names of what is not known: ``$TP``, ``$(date)``."""
+        return tuple(dict.fromkeys(name.replace(_SPACE, " ") for name in _MARK.findall(self.raw)))
 
     def __str__(self) -> str:
         return self.text
@@ -43,7 +52,16 @@ class Script:
     directives: list[str] = field(default_factory=list)
     """The text of ``#SBATCH`` lines."""
     branches: bool = False
-    """Whether there is an if, case or loop."""
+    """Whether there is a condition that only a running shell could decide."""
+
+
+_OPEN, _CLOSE, _SPACE = "\ue001", "\ue002", "\ue003"
+_MARK = re.compile(f"{_OPEN}([^{_CLOSE}]*){_CLOSE}")
+
+
+def _unknown(name: str) -> Word:
+    """A word that is not known, under a name that survives splitting at spaces."""
+    return Word(_OPEN + re.sub(r"\s", _SPACE, comment_of(name)) + _CLOSE)
 
 
 _Piece = tuple[str, bool]
@@ -60,9 +78,26 @@ def read_shell(text: str) -> Script:
     return script
 
 
+@dataclass(slots=True)
+class _Branch:
+    """An if or a case that is open: whether its present side is skipped and whether one was taken."""
+
+    kind: str
+    subject: str | None = None
+    pattern: bool = False
+    """The next words are a pattern of a case."""
+    skip: bool = False
+    taken: bool = False
+    arm: bool = False
+    """Whether one of the patterns of this arm matched."""
+    alternatives: bool = False
+    """The last pattern was followed by another one of the same arm."""
+
+
 class _Reader:
     def __init__(self, text: str) -> None:
         self.text = text.replace("\r\n", "\n")
+        self.stack: list[_Branch] = []
         self.at = 0
         self.script = Script()
         self.words = 0
@@ -80,11 +115,11 @@ class _Reader:
                 if token.startswith("<<"):
                     pending_heredocs.append(token[2:])
                     continue
-                yield self._finish(command)
+                yield self._finish(command, token)
                 command = []
                 if token == "\n" and pending_heredocs:
                     for end in pending_heredocs:
-                        self._skip_heredoc(end)
+                        yield from self._heredoc(end)
                     pending_heredocs = []
                 continue
             self.words += 1
@@ -136,9 +171,18 @@ class _Reader:
             self._word()  # the file, which is of no interest
         return self._token()
 
-    def _skip_heredoc(self, end: str) -> None:
+    def _heredoc(self, end: str) -> Iterator[list[Word]]:
+        """Commands of a here-document (a batch script handed to sbatch), if it reads as a script."""
         found = re.compile(rf"^\t*{re.escape(end)}[ \t]*$", re.MULTILINE).search(self.text, self.at)
+        body = self.text[self.at : len(self.text) if found is None else found.start()]
         self.at = len(self.text) if found is None else found.end()
+        if "--" in body and not any(branch.skip for branch in self.stack):
+            inner = _Reader(body)
+            inner.script = self.script
+            try:
+                yield from list(inner.commands())
+            except InputError:
+                return
 
     def _word(self) -> list[_Piece]:
         pieces: list[_Piece] = []
@@ -247,22 +291,86 @@ class _Reader:
         line = self.text.count("\n", 0, self.at) + 1
         return InputError(f"line {line}: {what} is never closed")
 
-    def _finish(self, command: list[list[_Piece]]) -> list[Word]:
+    def _finish(self, command: list[list[_Piece]], separator: str = "") -> list[Word]:
         """Carry out assignments; the expanded words of what else there is."""
-        while command and _plain(command[0]) in _KEYWORDS:
-            self.script.branches |= _plain(command[0]) in _BRANCHES
-            command = command[1:]
+        while command and (keyword := _plain(command[0])) in _KEYWORDS:
+            command = self._branch(keyword, command[1:])
+        if self.stack and self.stack[-1].kind == "case" and self.stack[-1].pattern:
+            command = self._pattern(command, more=separator == "|")
+        if separator == ";;" and self.stack:
+            self.stack[-1].pattern = True
+        if any(branch.skip for branch in self.stack):
+            return []
+        if command and _plain(command[0]) == "unset":
+            for pieces in command[1:]:
+                self.script.variables.pop(_plain(pieces), None)
+            return []
         setter = bool(command) and _plain(command[0]) in _SETTERS
         rest = command[1:] if setter else command
         while rest and (name := _ASSIGN.match(rest[0][0][0] if rest[0] else "")):
             self._assign(rest[0], name)
             rest = rest[1:]
-            if setter:
-                while rest and not _ASSIGN.match(rest[0][0][0]):
-                    rest = rest[1:]
-        if setter:
+            while setter and rest and not _ASSIGN.match(rest[0][0][0]):
+                rest = rest[1:]
+        return [] if setter else [word for pieces in rest for word in self.expand(pieces)]
+
+    def _branch(self, keyword: str, rest: list[list[_Piece]]) -> list[list[_Piece]]:
+        """Follow an if, case or loop; what is left of the command."""
+        match keyword:
+            case "if":
+                self.stack.append(_Branch("if"))
+                return self._condition(rest)
+            case "elif" | "else" if self.stack:
+                top = self.stack[-1]
+                top.skip = top.taken
+                return (
+                    self._condition(rest)
+                    if keyword == "elif" and not top.skip
+                    else ([] if keyword == "elif" else rest)
+                )
+            case "case":
+                subject = self.expand(rest[0], split=False)[0] if rest else Word("")
+                self.stack.append(
+                    _Branch("case", subject=None if subject.missing else subject.text, pattern=True)
+                )
+                return rest[2:]
+            case "fi" | "esac" if self.stack:
+                self.stack.pop()
+                return rest
+            case "for" | "while" | "until":
+                self.script.branches = True
+                return []
+        return rest
+
+    def _condition(self, rest: list[list[_Piece]]) -> list[list[_Piece]]:
+        """Decide a test that is literal; what cannot be decided counts as true."""
+        top = self.stack[-1]
+        if any(branch.skip for branch in self.stack[:-1]):
+            top.skip = True
             return []
-        return [word for pieces in rest for word in self.expand(pieces)]
+        verdict = _test([word for pieces in rest for word in self.expand(pieces)])
+        if verdict is None:
+            self.script.branches = True
+        top.skip = verdict is False
+        top.taken |= not top.skip
+        return []
+
+    def _pattern(self, command: list[list[_Piece]], *, more: bool) -> list[list[_Piece]]:
+        """One arm of a case: run it if its pattern is the subject, or the first where that is not known."""
+        if not command:
+            return command
+        top = self.stack[-1]
+        pattern = "".join(text for text, _ in command[0])
+        if top.subject is None:
+            self.script.branches = True
+            hit = not top.taken
+        else:
+            hit = not top.taken and fnmatch.fnmatchcase(top.subject, _unliteral(pattern))
+        top.arm = hit or (top.arm and top.alternatives)
+        top.alternatives = top.pattern = more
+        top.skip = not top.arm
+        top.taken |= hit
+        return command[1:]
 
     def _assign(self, pieces: list[_Piece], found: re.Match[str]) -> None:
         name, append = found[1], found[2] == "+"
@@ -274,36 +382,28 @@ class _Reader:
             self.script.variables[name] = [*old, *words] if append else words
             return
         head = (pieces[0][0][found.end() :], pieces[0][1])
-        words = self.expand([head, *pieces[1:]], split=False)
-        value = Word("".join(w.text for w in words), tuple(m for w in words for m in w.missing))
+        value = Word(" ".join(w.raw for w in self.expand([head, *pieces[1:]], split=False)))
         if append and old:
-            value = Word(old[0].text + value.text, (*old[0].missing, *value.missing))
+            value = Word(old[0].raw + value.raw)
         self.script.variables[name] = [value]
 
     def expand(self, pieces: list[_Piece], *, split: bool = True) -> list[Word]:
         """The words that a word with its expansions becomes."""
         words: list[Word] = []
-        text, missing, something = "", list[str](), False
+        text, something = "", False
         for raw, quoted in pieces:
             something |= quoted
             for values, expanded in self._expansions(raw):
                 breaks = split and expanded and not quoted
-                fields = [
-                    Word(part, value.missing)
-                    for value in values
-                    for part in (value.text.split() if breaks else [value.text])
-                ]
-                if expanded and not fields:
-                    missing += [m for value in values for m in value.missing]
+                fields = [part for value in values for part in (value.raw.split() if breaks else [value.raw])]
                 for i, one in enumerate(fields):
                     if i:
-                        words.append(Word(_unliteral(text), tuple(missing)))
-                        text, missing = "", []
-                    text += one.text
-                    missing += one.missing
-                    something |= bool(one.text)
-        if something or text or missing or not split:
-            words.append(Word(_unliteral(text), tuple(missing)))
+                        words.append(Word(_unliteral(text)))
+                        text = ""
+                    text += one
+                    something |= bool(one)
+        if something or text or not split:
+            words.append(Word(_unliteral(text)))
         return words
 
     def _expansions(self, raw: str) -> Iterator[tuple[list[Word], bool]]:
@@ -322,15 +422,15 @@ class _Reader:
         if whole.startswith("$(("):
             return [self._arithmetic(whole)]
         if whole.startswith("$("):
-            return [Word("", (comment_of(whole),))]
+            return [_unknown(whole)]
         inner = whole[2:-1] if whole.startswith("${") else whole[1:]
         found = _PARAMETER.fullmatch(inner)
         if found is None:
-            return [Word("", (whole,))]
+            return [_unknown(whole)]
         name, _, operator, fallback = found[1], found[2], found[4], found[5]
         known = self.script.variables.get(name)
         if known is not None and (operator != ":+" or not known):
-            if operator in (":-", ":=") and len(known) == 1 and not known[0].text and not known[0].missing:
+            if operator in (":-", ":=") and len(known) == 1 and not known[0].raw:
                 known = None
             else:
                 return known if found[2] or len(known) == 1 else known[:1]
@@ -341,7 +441,7 @@ class _Reader:
             return default
         if operator in (":+", "+"):
             return []
-        return [Word("", (f"${name}",))]
+        return [_unknown(f"${name}")]
 
     def _arithmetic(self, whole: str) -> Word:
         inner = whole[3:-2]
@@ -350,12 +450,37 @@ class _Reader:
             value = _calculate(names)
             if value is not None:
                 return Word(str(value))
-        return Word("", (whole,))
+        return _unknown(whole)
 
     def _number(self, found: re.Match[str]) -> str:
         known = self.script.variables.get(found[1])
         ok = known and len(known) == 1 and not known[0].missing and known[0].text.isdecimal()
         return known[0].text if known and ok else "?"
+
+
+def _test(words: list[Word]) -> bool | None:
+    """The verdict of ``[ … ]`` where all its words are literal; ``None`` where it is not known."""
+    texts = [word.text for word in words]
+    if len(texts) < 3 or texts[0] not in ("[", "[[", "test") or any(word.missing for word in words):
+        return None
+    inner = texts[1:] if texts[0] == "test" else texts[1:-1]
+    match inner:
+        case ["-z", value]:
+            return not value
+        case ["-n", value]:
+            return bool(value)
+        case [left, "=" | "==", right]:
+            return left == right
+        case [left, "!=", right]:
+            return left != right
+        case [left, "-eq" | "-ne" | "-gt" | "-ge" | "-lt" | "-le" as how, right] if (
+            left.isdecimal() and right.isdecimal()
+        ):
+            a, b = int(left), int(right)
+            return {"-eq": a == b, "-ne": a != b, "-gt": a > b, "-ge": a >= b, "-lt": a < b, "-le": a <= b}[
+                how
+            ]
+    return None
 
 
 def comment_of(text: str) -> str:

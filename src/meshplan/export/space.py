@@ -32,8 +32,14 @@ def framework_space(target: str, setting: Setting) -> dict[str, Any]:
         case "torchtitan" | "pytorch":
             return {**usual, "etp": (1,), "sharding": (Sharding.ZERO2, Sharding.ZERO3), "recompute": _TORCH}
         case "deepspeed":
-            sharding = (Sharding.ZERO1, Sharding.ZERO2, Sharding.ZERO3)
-            return {**usual, "vp": (1,), "schedule": (Schedule.ONE_F_ONE_B,), "sharding": sharding, "recompute": _WHOLE}
+            every = (Sharding.ZERO1, Sharding.ZERO2, Sharding.ZERO3)
+            return {
+                **usual,
+                "vp": (1,),
+                "schedule": (Schedule.ONE_F_ONE_B,),
+                "sharding": every,
+                "recompute": _WHOLE,
+            }
         case "accelerate":
             alone: dict[str, Any] = {"pp": (1,), "vp": (1,), "ep": (1,), "etp": (1,), "mbs": mbs}
             sharding = (Sharding.ZERO2, Sharding.ZERO3)

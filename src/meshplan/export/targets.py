@@ -33,9 +33,19 @@ def export(job: Job, target: str, launcher: str = "torchrun", *, image: str = IM
         raise UnknownNameError("target", target, TARGETS, f"known: {', '.join(TARGETS)}")
     if launcher not in LAUNCHERS:
         raise UnknownNameError("launcher", launcher, LAUNCHERS, f"known: {', '.join(LAUNCHERS)}")
-    module, _, function = TARGETS[target].partition(":")
-    launch: Launch = getattr(import_module(module), function)(job)
+    launch = _made(job, target)
     wrong = broken(job.setting, launch.written, framework_rules(target))
     if wrong:
         raise InputError(f"{target} would refuse this plan: {wrong[0].explain(job.setting, launch.written)}")
     return with_launcher(launch, job, launcher, image)
+
+
+def files_without_checks(job: Job, target: str) -> Mapping[str, str]:
+    """The files of a plan, valid or not, without a launcher: to show how two plans differ in a target."""
+    return _made(job, target).files
+
+
+def _made(job: Job, target: str) -> Launch:
+    module, _, function = TARGETS[target].partition(":")
+    launch: Launch = getattr(import_module(module), function)(job)
+    return launch

@@ -60,7 +60,11 @@ def preset_of(module: str, *, flavor: str = "", config: str = "") -> str | None:
 
 STOCK: dict[str, dict[str, object]] = {
     "llama3_8b": {"training.local_batch_size": 1, "training.seq_len": 8192, "checkpointing": "selective"},
-    "llama3_70b": {"parallelism.tensor_parallel_degree": 8, "training.seq_len": 8192, "checkpointing": "full"},
+    "llama3_70b": {
+        "parallelism.tensor_parallel_degree": 8,
+        "training.seq_len": 8192,
+        "checkpointing": "full",
+    },
     "llama3_405b": {
         "training.local_batch_size": 2,
         "training.seq_len": 8192,

@@ -7,7 +7,6 @@ from typing import Any
 
 from meshplan.cost.costs import Costs
 from meshplan.export.launch import Job, Launch, Note
-from meshplan.plan.plans import Plans
 from meshplan.report.parts import step_time, wrap
 from meshplan.report.plan_rows import cluster_data, model_data, plan_data, workload_data
 from meshplan.report.plan_view import plan_names
@@ -22,7 +21,7 @@ def export_text(
 ) -> str:
     """What ``meshplan export`` prints: the plan, its price, the notes, the files, how to start."""
     cluster = job.setting.cluster
-    name = plan_names(Plans.of(launch.written, order=launch.order), launch.order)[0]
+    name = plan_names(priced.plans, launch.order)[0]
     fits = "" if bool(priced.fits[0]) else " (more than there is)"
     lines = [
         screen.bold(f"{job.model.name} on {cluster.gpus:,}× {cluster.gpu.title} for {launch.version}"),
@@ -57,7 +56,9 @@ def start_command(launch: Launch, folder: str) -> str:
 
 
 def _note(note: Note, cost: float | None) -> str:
-    price = "" if cost is None else f"; the step becomes {abs(cost):.1%} {'longer' if cost >= 0 else 'shorter'}"
+    price = (
+        "" if cost is None else f"; the step becomes {abs(cost):.1%} {'longer' if cost >= 0 else 'shorter'}"
+    )
     return f"  {note.part}: {note.asked} → {note.written}: {note.why}{price}"
 
 

@@ -1,0 +1,203 @@
+"""``meshplan read``: what a launch script will do, and what would be better."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import cyclopts
+from cyclopts import Parameter
+
+from meshplan.cli.export import AsTarget
+from meshplan.cli.flags import ClusterFlags, WorkloadFlags
+from meshplan.cli.job import is_job_file
+from meshplan.cli.options import Json
+from meshplan.cluster.files import load_cluster
+from meshplan.cost.costs import Costs
+from meshplan.errors import InputError, shown
+from meshplan.export.found import Found
+from meshplan.export.launch import Job
+from meshplan.export.reading import Given, Reading, resolve
+from meshplan.export.recognise import recognise
+from meshplan.export.rules import framework_rules
+from meshplan.export.space import framework_space
+from meshplan.export.targets import files_without_checks
+from meshplan.files import MIB, read_text
+from meshplan.plan.plans import Plan
+from meshplan.plan.space import Space
+from meshplan.report.read_view import Better, read_data, read_text_view
+from meshplan.report.screen import Screen
+from meshplan.search.search import search
+
+app = cyclopts.App(name="read")
+
+WRONG = 1
+LIMIT_BYTES = 4 * MIB
+MAIN_FILES = {
+    "megatron": "megatron.args", "megatron-bridge": "meshplan_recipe.py", "torchtitan": "meshplan_titan.py",
+    "deepspeed": "ds_config.json", "accelerate": "accelerate.yaml", "pytorch": "meshplan_mesh.py",
+}  # fmt: skip
+"""The file of each target in which a change of plan is shown."""
+
+
+@app.default
+def read(
+    file: str,
+    /,
+    *,
+    model: Annotated[str | None, Parameter(metavar="NAME")] = None,
+    cluster: ClusterFlags | None = None,
+    workload: WorkloadFlags | None = None,
+    stack: Annotated[str | None, Parameter(metavar="NAME")] = None,
+    json_: Json = False,
+) -> int:
+    """Read a launch script or configuration: what it will do, and the best plan beside it.
+
+    Nothing in the file is run. Known are Megatron-LM argument lists and launch scripts, Megatron-Bridge
+    and NeMo recipes and overrides, torchtitan command lines and configurations, DeepSpeed JSON, accelerate
+    YAML and meshplan's own files. Exit code 0: it would start and fit; 1: it would not; 2: it cannot be
+    read.
+
+    Parameters
+    ----------
+    file
+        The file; - reads standard input.
+    model
+        What it trains, where the file does not say.
+    stack
+        Software that the estimate assumes (default: that of the file's framework).
+    """
+    text, where = _input(file)
+    found = recognise(text, where=where, sibling=_beside(file))
+    if not isinstance(found, Found):
+        return _job_file(file)
+    given = _given(model, cluster or ClusterFlags(), workload or WorkloadFlags())
+    try:
+        reading = resolve(found, given)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+    cost_model = AsTarget.of(reading.kind, stack)
+    costs = _price(cost_model, reading)
+    better = _better(cost_model, reading, costs)
+    fits = costs is None or bool(costs.fits[0])
+    if json_:
+        print(json.dumps(read_data(reading, costs, better), indent=2, allow_nan=False))
+    else:
+        sys.stdout.write(read_text_view(reading, costs, better, Screen.of()))
+    return 0 if fits and not reading.problems else WRONG
+
+
+def _input(file: str) -> tuple[str, str]:
+    if file != "-":
+        return read_text(file, limit_bytes=LIMIT_BYTES, what="launch file"), f"launch file {shown(file, 200)}"
+    data = sys.stdin.buffer.read(LIMIT_BYTES + 1)
+    if len(data) > LIMIT_BYTES:
+        raise InputError(
+            f"standard input is larger than {LIMIT_BYTES / MIB:g} MiB, too large for a launch file"
+        )
+    try:
+        return data.decode("utf-8-sig"), "standard input"
+    except UnicodeDecodeError as error:
+        raise InputError(f"standard input is not UTF-8 text (byte {error.start})") from None
+
+
+def _beside(file: str) -> Any:
+    """Files that a script names, by their last part, from the script's own folder."""
+    folder = Path(file).parent if file != "-" else None
+
+    def sibling(name: str) -> str | None:
+        last = name.rpartition("/")[2]
+        if folder is None or not last or last.startswith("."):
+            return None
+        path = folder / last
+        try:
+            return read_text(path, limit_bytes=LIMIT_BYTES, what="launch file") if path.is_file() else None
+        except (OSError, ValueError):
+            return None
+
+    return sibling
+
+
+def _given(model: str | None, cluster: ClusterFlags, workload: WorkloadFlags) -> Given:
+    described = load_cluster(cluster.cluster, gpus=cluster.gpus) if cluster.cluster is not None else None
+    return Given(
+        model=model,
+        cluster=described,
+        gpu=cluster.gpu,
+        gpus=cluster.gpus,
+        gpus_per_node=cluster.gpus_per_node,
+        nic=cluster.nic,
+        seq=workload.seq,
+        gbs=workload.gbs,
+        precision=workload.precision,
+    )
+
+
+def _price(cost_model: AsTarget, reading: Reading) -> Costs | None:
+    """The price of the plan as read; ``None`` where it is too far from valid to be priced."""
+    plan, setting = reading.plan, reading.setting
+    if plan.gpus != setting.cluster.gpus or setting.workload.gbs < plan.dp * plan.mbs:
+        return None
+    if plan.pp * plan.vp > len(setting.model.layers) or plan.tp * plan.cp * plan.dp % (plan.ep * plan.etp):
+        return None
+    try:
+        return cost_model.one(setting, plan, reading.order)
+    except (InputError, ValueError, ZeroDivisionError, IndexError):
+        return None
+
+
+def _better(cost_model: AsTarget, reading: Reading, costs: Costs | None) -> Better | None:
+    """The best plan the same framework can run, if it beats the file's; with the change as a diff."""
+    setting = reading.setting
+    fields = framework_space(reading.kind, setting)
+    recompute = (reading.plan.recompute_layers, reading.plan.recompute_modules)
+    tried = tuple(dict.fromkeys((*fields["recompute"], recompute)))
+    sharding = tuple(dict.fromkeys((*fields["sharding"], reading.plan.sharding)))
+    space = Space(**{**fields, "recompute": tried, "sharding": sharding, "order": reading.order})
+    try:
+        ranking = search(
+            *setting,
+            space=space,
+            cost_model=cost_model,
+            rules=framework_rules(reading.kind),
+            keep=1,
+            advise=False,
+        )
+    except InputError:  # what cannot be priced cannot be compared
+        return None
+    if not len(ranking):
+        return None
+    best = ranking.costs
+    own = costs is not None and bool(costs.fits[0]) and not reading.problems
+    if own and costs is not None and float(best.step_s[0]) >= float(costs.step_s[0]) * (1 - 1e-6):
+        return Better(costs=best, changes=(), gain=0.0)
+    gain = float(costs.step_s[0] / best.step_s[0] - 1) if costs is not None and own else None
+    return Better(costs=best, changes=_changes(reading, best.plans[0]), gain=gain)
+
+
+def _changes(reading: Reading, best: Plan) -> tuple[str, ...]:
+    """Lines of the launch files that differ, as a diff without context."""
+    name = MAIN_FILES[reading.kind]
+    old, new = (_lines(reading, plan, name) for plan in (reading.plan, best))
+    removed = [f"- {line}" for line in old if line not in new]
+    added = [f"+ {line}" for line in new if line not in old]
+    return (*removed, *added)
+
+
+def _lines(reading: Reading, plan: Plan, name: str) -> list[str]:
+    try:
+        job = Job(setting=reading.setting, plan=plan, order=reading.order)
+        text = files_without_checks(job, reading.kind)[name]
+    except InputError:
+        return []
+    return [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+
+
+def _job_file(file: str) -> int:
+    """Our own job file is a question: answered by `plan`, its best plan shown."""
+    from meshplan.cli.flags import SpaceFlags
+    from meshplan.cli.plan import plan
+
+    if file == "-" or not is_job_file(file):
+        raise InputError("a job file of meshplan is read under a name that ends in .yaml or .toml")
+    return plan(file, cluster=ClusterFlags(), workload=WorkloadFlags(), space=SpaceFlags(), top=3)
