@@ -9,10 +9,9 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 
-from meshplan.cli.options import option, read_count, read_degree, read_kind, read_order, read_recompute
+from meshplan.cli.options import OptionalCount, option, read_degree, read_kind, read_order, read_recompute
 from meshplan.plan.kinds import Recompute, Schedule, Sharding
 
-OptionalCount = Annotated[int | None, option(read_count)]
 Degrees = Annotated[tuple[int, ...] | None, option(read_degree, many=True)]
 Schedules = Annotated[tuple[Schedule, ...] | None, option(read_kind(Schedule), many=True, metavar="NAME")]
 Shardings = Annotated[tuple[Sharding, ...] | None, option(read_kind(Sharding), many=True, metavar="NAME")]

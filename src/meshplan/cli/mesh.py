@@ -7,7 +7,7 @@ from typing import Annotated
 import cyclopts
 from cyclopts import Parameter
 
-from meshplan.cli.options import Count, Json, option, read_count
+from meshplan.cli.options import Count, Json, OptionalCount, option, read_count
 from meshplan.errors import InputError, shown
 from meshplan.plan.mesh import Mesh
 from meshplan.plan.plans import DEFAULT_ORDER
@@ -24,7 +24,6 @@ def read_rank(text: str, what: str) -> int:
     return 0 if text.strip() and not text.strip().strip("0") else read_count(text, what)
 
 
-OptionalCount = Annotated[int | None, option(read_count)]
 OptionalRank = Annotated[int | None, option(read_rank)]
 Torch = Annotated[bool, Parameter(name="--torch", negative=())]
 

@@ -1,6 +1,5 @@
 """Option types that commands share; each refuses in one sentence what it cannot take."""
 
-import math
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Annotated, Any, Literal, TypeVar
@@ -46,17 +45,6 @@ def read_degree(text: str, what: str) -> int:
     return read_count(text, what, most=MOST_DEGREE)
 
 
-def read_fraction(text: str, what: str) -> float:
-    """A number above 0 and at most 1."""
-    try:
-        value = float(text)
-    except ValueError:
-        raise InputError(f"{what} must be a number above 0 and at most 1, not {shown(text)}") from None
-    if not (math.isfinite(value) and 0 < value <= 1):
-        raise InputError(f"{what} must be above 0 and at most 1, not {shown(text)}")
-    return value
-
-
 def option(read: Callable[[str, str], Any], *, many: bool = False, metavar: str = "N") -> Parameter:
     """A cyclopts parameter read by ``read(text, flag)``; ``many``: a comma-separated list, repeatable."""
 
@@ -73,6 +61,8 @@ def option(read: Callable[[str, str], Any], *, many: bool = False, metavar: str 
 
 Count = Annotated[int, option(read_count)]
 """A positive whole number."""
+OptionalCount = Annotated[int | None, option(read_count)]
+"""One that may be left out."""
 Format = Literal["table", "json", "csv", "markdown"]
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="Same as --format json.")]
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import cyclopts
 from cyclopts import Parameter
 
-from meshplan.cli.options import option, read_count
+from meshplan.cli.options import OptionalCount, option
 from meshplan.errors import InputError, UnknownNameError, shown
 from meshplan.report import timeline
 from meshplan.report.screen import Screen
@@ -71,7 +71,6 @@ def read_names(text: str, what: str) -> tuple[str, ...]:
     return names
 
 
-OptionalCount = Annotated[int | None, option(read_count)]
 Durations = Annotated[
     tuple[float, ...], option(read_durations, metavar="X[,X...]"), Parameter(show_default=False)
 ]
