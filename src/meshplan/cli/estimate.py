@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 import cyclopts
 from cyclopts import Group, Parameter
 
-from meshplan.cli.flags import ClusterFlags, OptionalCount, Order, SpaceFlags, WorkloadFlags
+from meshplan.cli.flags import ClusterFlags, Order, SpaceFlags, WorkloadFlags
 from meshplan.cli.help import HelpFormatter
-from meshplan.cli.options import Json, option, read_degree, read_kind, read_recompute
+from meshplan.cli.options import Json, OptionalCount, option, read_degree, read_kind, read_recompute
 from meshplan.cli.question import Question, question
 from meshplan.cost.full.explain import Explanation, explain
 from meshplan.cost.full.model import FullModel

@@ -55,6 +55,20 @@ class Dense(NamedTuple):
     vocab: int
     tied: bool
 
+    @property
+    def head_flop(self) -> float:
+        """Of the LM head for a token, forward and backward: 6VH."""
+        return 6.0 * self.vocab * self.hidden
+
+    def layer_flop(self, seq: int) -> float:
+        """Of a layer for a token, forward and backward: 6 a weight, and 6·seq·H for attention."""
+        tables = (1 if self.tied else 2) * self.vocab * self.hidden
+        return 6 * (self.parameters - tables) / self.layers + self.attention_flop(seq)
+
+    def attention_flop(self, seq: int) -> float:
+        """Of the scores and their product with V: 6·seq·H."""
+        return 6.0 * seq * self.hidden
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Handbook:
@@ -91,8 +105,9 @@ class Handbook:
         stage_layers = _stage_layers(dense.layers, pp)
         own = dense.parameters / (tp * pp)
         copies = dp * cp
-        tokens = workload.tokens / copies  # of a rank in one step, and below:
         micro_batches = workload.gbs / (dp * mbs)
+        # Tokens that a rank sees in a step. Times below are of a whole step, all micro-batches together.
+        tokens = workload.tokens / copies
         tokens_tp = tokens / tp
 
         weights, optimizer = 4 * own, 12 * own / copies
@@ -100,26 +115,27 @@ class Handbook:
         recomputed = _recomputed(plans.recompute_layers, stage_layers, weights + optimizer, unit, limit)
         activations = (34 * stage_layers - 32 * recomputed) * unit
 
-        layer = 6 * (dense.parameters - (1 if dense.tied else 2) * dense.vocab * dense.hidden) / dense.layers
-        layer += 6 * workload.seq * dense.hidden
-        head = 6 * dense.vocab * dense.hidden
+        layer, head = dense.layer_flop(workload.seq), dense.head_flop
         flop_s = tokens_tp / (peak * self.matmul_efficiency)  # seconds for one FLOP on every token
         compute = flop_s / pp * (dense.layers * layer + head)
-        recompute = recomputed * flop_s * (layer / 3)
         slowest = (stage_layers * layer + head) * flop_s
+        recompute = recomputed * flop_s * (layer / 3)
 
         byte_s = _seconds_a_byte(cluster, plans.order, {"tp": tp, "cp": cp, "dp": dp, "pp": pp})
         layer_tokens = stage_layers * tokens
-        tp_s = layer_tokens * (1 - 1 / tp) * (16 * dense.hidden) * byte_s["tp"]
-        ring = layer_tokens * (cp - 1) * (12 * dense.kv_width) * byte_s["cp"]
-        attention = stage_layers * flop_s * (6 * workload.seq * dense.hidden)
-        cp_s = np.maximum(ring - attention, 0.0)
-        send = (pp > 1) * tokens_tp * (4 * dense.hidden) * byte_s["pp"]
+        # Four all-reduces a layer, each 2(n-1)/n of two bytes a feature.
+        tp_s = layer_tokens * (1 - 1 / tp) * (4 * 2 * 2 * dense.hidden) * byte_s["tp"]
+        # K and V once round the ring forward and twice backward, two bytes a feature.
+        ring = layer_tokens * (cp - 1) * (3 * 2 * 2 * dense.kv_width) * byte_s["cp"]
+        cp_s = np.maximum(ring - stage_layers * flop_s * dense.attention_flop(workload.seq), 0.0)
+        # One tensor forward, one back.
+        send = (pp > 1) * tokens_tp * (2 * 2 * dense.hidden) * byte_s["pp"]
         pp_s = send * (1 - self.pp_hidden)
-        sync = 4 * (1 - 1 / copies) * own * byte_s["dp"]
+        # Gradients scattered, weights gathered: 2(n-1)/n of two bytes a parameter.
+        sync = 2 * (1 - 1 / copies) * 2 * own * byte_s["dp"]
         dp_s = sync * (1 - self.dp_hidden)
 
-        busy = slowest + recompute + tp_s + cp_s + pp_s  # of the slowest stage, all micro-batches
+        busy = slowest + recompute + tp_s + cp_s + pp_s
         bubble = (pp - 1) / micro_batches * busy
         step = busy + bubble + dp_s
         useful = (dense.layers * layer + head) * workload.tokens
