@@ -195,7 +195,7 @@ def _plan(row: Row, model: Model, source: Source, assumed: list[str]) -> Plan:
         raise SkippedError("global batch missing", "gbs")
     if mbs is None:
         assumed.append("micro-batch")
-        mbs = max(gbs // dp, 1) if pp == 1 and sharding == Sharding.ZERO3 else 1
+        mbs = max(gbs // (dp * pp), 1) if sharding == Sharding.ZERO3 else 1
     ep = row.whole("ep", 1) or 1
     etp = row.whole("etp") or 1
     if tp * cp * dp % (ep * etp):

@@ -190,7 +190,8 @@ def layer_activations(layer: Layer, hidden: int, stack: Stack, keys: LayerKeys) 
     return LayerActivations(
         kept=sum(parts.values(), np.zeros(len(keys))),
         full=full,
-        input=2 * hidden * keys.stream_share * tokens,
+        # torch's checkpoint keeps the layer's input and the residual stream it was added to.
+        input=(4 if stack.family == "torch" else 2) * hidden * keys.stream_share * tokens,
         workspace=_workspace(layer, hidden, keys, stack) * tokens,
         parts=parts,
     )

@@ -69,13 +69,13 @@ class Context:
         return np.asarray(self.splits.layers[self.splits.of_plan])
 
     @cached_property
-    def first(self) -> Bools:
-        """Whether the rank type holds the embedding."""
+    def first(self) -> Floats:
+        """1 where the rank type holds the embedding (0.5: one of its two stages does, DualPipe)."""
         return np.asarray(self.splits.first[self.splits.of_plan])
 
     @cached_property
-    def last(self) -> Bools:
-        """Whether the rank type holds the head."""
+    def last(self) -> Floats:
+        """The same of the head."""
         return np.asarray(self.splits.last[self.splits.of_plan])
 
     @cached_property
@@ -130,10 +130,21 @@ class Context:
         return group(self.plans.edp, self.spans["edp"], self.domain)
 
     @cached_property
-    def gathers(self) -> Bools:
-        """Plans that gather parameters and scatter gradients every micro-batch."""
+    def fully_sharded(self) -> Bools:
+        """Plans that shard parameters too, over more than one rank."""
         p = self.plans
         return np.asarray((p.sharding >= Sharding.ZERO3) & (p.dp * p.cp > 1))
+
+    @cached_property
+    def keeps_gathered(self) -> Bools:
+        """Of those, the ones that gather once a step and keep the result: torchtitan does not reshard
+        under a pipeline (``reshard_after_forward: default``)."""
+        return np.asarray(self.fully_sharded & (self.plans.pp > 1) & (self.stack.family == "torch"))
+
+    @cached_property
+    def gathers(self) -> Bools:
+        """Plans that gather parameters and scatter gradients every micro-batch."""
+        return np.asarray(self.fully_sharded & ~self.keeps_gathered)
 
     @cached_property
     def dense_parameters(self) -> Floats:

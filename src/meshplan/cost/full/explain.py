@@ -126,8 +126,8 @@ def _stages(c: Context, memory: Peak) -> Iterator[Stage]:
                 ranks=int(c.ranks[0, i]),
                 first_rank=int(c.earliest[0, i]),
                 layers=int(c.layers[0, i].sum()),
-                embedding=bool(c.first[0, i]),
-                head=bool(c.last[0, i]),
+                embedding=bool(c.first[0, i] > 0),
+                head=bool(c.last[0, i] > 0),
                 memory={name: float(value[0, i]) for name, value in memory.parts.items()},
             )
 

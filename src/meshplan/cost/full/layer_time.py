@@ -49,13 +49,16 @@ class LayerTime:
         return np.asarray(sum(self.backward.values()))
 
 
-def _kernel_dtype(precision: str) -> str:
-    return {"fp16": "bf16"}.get(precision, precision)
+def kernel_dtype(precision: str, stack: Stack) -> str:
+    """The curve a precision's matrix multiplications are read from."""
+    if precision == "fp8" and stack.fp8_blocks:
+        return "fp8_block"
+    return {"fp16": "bf16", "fp32": "tf32"}.get(precision, precision)
 
 
-def _seconds(gemm: Gemm, profile: Profile, precision: str, *, transpose: str = "forward") -> Floats:
+def _seconds(gemm: Gemm, profile: Profile, dtype: str, *, transpose: str = "forward") -> Floats:
     """One product: forward (m, n, k), input gradient (m, k, n) or weight gradient (n, k, m)."""
-    dtype = "bf16" if gemm.high_precision else _kernel_dtype(precision)
+    dtype = "bf16" if gemm.high_precision else dtype
     m, n, k = gemm.m, gemm.n, gemm.k
     if transpose == "input":
         n, k = k, n
@@ -110,13 +113,13 @@ def layer_time(
     """The price of ``layer`` for every key; ``core``: seconds of its softmax attention both ways."""
     gemms = [*attention_gemms(layer, hidden, keys), *mlp_gemms(layer, hidden, keys, stack)]
     rate = stack.matmul
-    mm_f = sum((_seconds(g, profile, keys.precision) for g in gemms), np.zeros(len(keys))) / rate
+    mm_f = sum((_seconds(g, profile, kernel_dtype(keys.precision, stack)) for g in gemms), np.zeros(len(keys))) / rate
     mm_i = (
-        sum((_seconds(g, profile, keys.precision, transpose="input") for g in gemms), np.zeros(len(keys)))
+        sum((_seconds(g, profile, kernel_dtype(keys.precision, stack), transpose="input") for g in gemms), np.zeros(len(keys)))
         / rate
     )
     mm_w = (
-        sum((_seconds(g, profile, keys.precision, transpose="weight") for g in gemms), np.zeros(len(keys)))
+        sum((_seconds(g, profile, kernel_dtype(keys.precision, stack), transpose="weight") for g in gemms), np.zeros(len(keys)))
         / rate
     )
     att_f, att_b = core
@@ -182,7 +185,7 @@ def _selective(
 
     def matmuls(*prefixes: str) -> Floats:
         some = [g for g in gemms if g.name.startswith(prefixes)]
-        return sum((_seconds(g, profile, keys.precision) for g in some), np.zeros(len(keys))) / stack.matmul
+        return sum((_seconds(g, profile, kernel_dtype(keys.precision, stack)) for g in some), np.zeros(len(keys))) / stack.matmul
 
     total += chosen(Recompute.CORE_ATTN) * att_f
     total += chosen(Recompute.MLA_UP_PROJ) * matmuls("q up", "kv up")

@@ -82,7 +82,7 @@ def momentary(c: Context, priced: Priced, recomputed: Floats) -> Floats:
     again = np.stack([a.full[at] for a in priced.activations], axis=1)[:, None, :]
     work = np.stack([a.workspace[at] for a in priced.activations], axis=1)[:, None, :]
     layer = np.where(held, work + np.where(recomputed[:, :, None], again, 0.0), 0.0).max(axis=2)
-    return np.asarray(np.maximum(layer, np.where(c.last, np.maximum(loss, head)[:, None], 0.0)))
+    return np.asarray(np.maximum(layer, np.where(c.last > 0, np.maximum(loss, head)[:, None], 0.0)))
 
 
 def micro_batches_alive(c: Context) -> Floats:
@@ -94,7 +94,7 @@ def micro_batches_alive(c: Context) -> Floats:
 
 def gathered_weights(c: Context) -> Floats:
     """FSDP, for each plan: bf16 weights of two gathered units and one unit's whole gradient; ``0`` where
-    parameters are not gathered. Under a pipeline, torchtitan keeps them gathered (not resharded)."""
+    parameters are not gathered a unit at a time."""
     p = c.plans
     per_kind = [q.dense / p.tp + q.experts / (p.ep * p.etp) for q in c.parameters]
     unit = np.maximum.reduce(per_kind)
@@ -126,7 +126,8 @@ def peak(c: Context, priced: Priced) -> Peak:
         groups = groups + (size > 1)
     context = np.broadcast_to((CONTEXT_BYTES + COMMUNICATOR_BYTES * groups)[:, None], kept.shape)
     dummies = weight_gradient_buffers(c, priced)
-    gathered = np.broadcast_to(gathered_weights(c)[:, None], kept.shape)
+    whole = (2.0 + c.stack.grad_bytes) * (c.dense_parameters + c.expert_parameters) * copies
+    gathered = np.where(c.keeps_gathered[:, None], whole, gathered_weights(c)[:, None])
     fixed = st.weights + st.gradients + st.optimizer + context + dummies + gathered + ends
     layers = _layers_to_recompute(c, priced, fixed, kept, inputs, alive, count)
     share = np.minimum(np.maximum(layers, 0)[:, None] / np.maximum(count, 1), 1.0)

@@ -98,6 +98,8 @@ class Stack:
     """*Fitted*: share of the casts to fp8 or fp4 that no other operator does on the way."""
     kernel_gap_s: float = 0.0
     """*Fitted*: seconds the GPU idles between two kernels of a layer, launched though they are in time."""
+    fp8_blocks: bool = False
+    """fp8 with a scale a block (DeepSeek) instead of one a tensor."""
     host_layer_s: float = 0.5e-3
     """*Fitted*: seconds the host needs to launch one layer's forward pass."""
     host_moe_s: float = 1e-3

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from meshplan.cost.costs import Bools, Floats
+from meshplan.cost.costs import Floats
 from meshplan.model.layers import Layer
 from meshplan.model.model import Model
 from meshplan.plan.kinds import Schedule
@@ -36,11 +36,20 @@ def even_layout(layers: int, stages: int) -> tuple[int, ...]:
 class RankType:
     """Ranks of a pipeline that hold the same: ``layers`` of each kind, and perhaps an end."""
 
-    layers: tuple[int, ...]
-    first: bool
-    last: bool
+    layers: tuple[float, ...]
+    first: float
+    """1 with the embedding; 0.5 where both copies of a DualPipe rank share its time."""
+    last: float
     ranks: int
     earliest: int
+
+
+_Alike = tuple[tuple[float, ...], float, float]
+
+
+def _mean(a: _Alike, b: _Alike) -> _Alike:
+    layers = tuple((x + y) / 2 for x, y in zip(a[0], b[0], strict=True))
+    return layers, (a[1] + b[1]) / 2, (a[2] + b[2]) / 2
 
 
 @lru_cache(maxsize=65536)
@@ -49,27 +58,31 @@ def rank_types(
     kind_count: int,
     pp: int,
     vp: int,
-    v_shaped: bool,
+    placement: int,
     layout: tuple[int, ...] | None,
     with_head: tuple[int, ...] = (),
 ) -> tuple[RankType, ...]:
-    """The types of rank of one split."""
+    """The types of rank of one split. ``placement``: 0 round after round, 1 back and forth (V), 2 both
+    ways at once (DualPipe: rank i holds stages i and pp − 1 − i, each for half of the micro-batches)."""
     stages = pp * vp
     sizes = layout if layout is not None else even_layout(len(kinds), stages)
     held: list[list[int]] = [[0] * kind_count for _ in range(pp)]
     start = 0
     for stage, size in enumerate(sizes):
         turn, at = divmod(stage, pp)
-        rank = pp - 1 - at if v_shaped and turn % 2 else at
+        rank = pp - 1 - at if placement == 1 and turn % 2 else at
         for kind in kinds[start : start + size]:
             held[rank][kind] += 1
         start += size
-    last_rank = 0 if v_shaped and vp % 2 == 0 else pp - 1
+    last_rank = 0 if placement == 1 and vp % 2 == 0 else pp - 1
     for kind in with_head:
         held[last_rank][kind] += 1
-    found: dict[tuple[tuple[int, ...], bool, bool], list[int]] = {}
-    for rank, counts in enumerate(held):
-        found.setdefault((tuple(counts), rank == 0, rank == last_rank), []).append(rank)
+    alike = [(tuple(map(float, counts)), float(rank == 0), float(rank == last_rank)) for rank, counts in enumerate(held)]
+    if placement == 2:
+        alike = [_mean(mine, other) for mine, other in zip(alike, reversed(alike), strict=True)]
+    found: dict[_Alike, list[int]] = {}
+    for rank, key in enumerate(alike):
+        found.setdefault(key, []).append(rank)
     return tuple(
         RankType(layers=counts, first=first, last=last, ranks=len(ranks), earliest=ranks[0])
         for (counts, first, last), ranks in found.items()
@@ -84,8 +97,8 @@ class Splits:
     """For each plan, its row here."""
     layers: Floats
     """(splits, types, kinds)."""
-    first: Bools
-    last: Bools
+    first: Floats
+    last: Floats
     ranks: Floats
     earliest: Floats
 
@@ -94,12 +107,12 @@ def splits_of(plans: Plans, model: Model, layer_kinds: tuple[Layer, ...]) -> Spl
     """The distinct splits of ``plans``; multi-token-prediction layers sit with the head."""
     kinds, kind_count = model.kind_ids, len(layer_kinds)
     extra = tuple(layer_kinds.index(layer) for layer in model.mtp)
-    v_shaped = np.isin(plans.schedule, [int(s) for s in V_SHAPED])
-    packed = ((plans.pp * 4096 + plans.vp) * 2 + v_shaped) * (len(plans.layouts) + 1) + plans.layout + 1
+    placement = np.isin(plans.schedule, [int(s) for s in V_SHAPED]) + 2 * (plans.schedule == Schedule.DUALPIPE)
+    packed = ((plans.pp * 4096 + plans.vp) * 3 + placement) * (len(plans.layouts) + 1) + plans.layout + 1
     _, index, of_plan = np.unique(packed, return_index=True, return_inverse=True)
     rows = [
         rank_types(
-            kinds, kind_count, int(plans.pp[i]), int(plans.vp[i]), bool(v_shaped[i]),
+            kinds, kind_count, int(plans.pp[i]), int(plans.vp[i]), int(placement[i]),
             None if plans.layout[i] < 0 else plans.layouts[int(plans.layout[i])], extra,
         )
         for i in index
@@ -107,7 +120,7 @@ def splits_of(plans: Plans, model: Model, layer_kinds: tuple[Layer, ...]) -> Spl
     types = max(len(r) for r in rows)
     shape = (len(rows), types)
     layers = np.zeros((*shape, kind_count))
-    first, last = np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool)
+    first, last = np.zeros(shape), np.zeros(shape)
     ranks, earliest = np.zeros(shape), np.zeros(shape)
     for i, row in enumerate(rows):
         for j, kind in enumerate(row):

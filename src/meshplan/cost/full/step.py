@@ -66,7 +66,7 @@ def host_seconds(c: Context, priced: Priced, recomputed: Floats) -> tuple[Floats
     """(plans, types): seconds the host needs to launch a micro-batch forward, and backward with what is
     recomputed. The slower of host and GPU sets the pace, in each direction apart."""
     per_layer = c.per_rank([t.host[priced.of_plan] for t in priced.times])
-    ends = np.where(c.first | c.last, c.stack.host_micro_s / 2, 0.0)
+    ends = np.where(c.first + c.last > 0, c.stack.host_micro_s / 2, 0.0)
     return per_layer + ends, per_layer * (c.stack.host_backward + recomputed) + ends
 
 
