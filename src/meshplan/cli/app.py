@@ -33,11 +33,18 @@ COMMANDS = (
     Command("estimate", "meshplan.cli.estimate:app", "Price one plan in full: time, memory, evidence."),
     Command("validate", "meshplan.cli.validate:app", "Hold the cost model against measured training runs."),
     Command("export", "meshplan.cli.export:app", "Write launch files for a framework."),
-    Command("read", "meshplan.cli.read:app", "Read a launch script: what it will do, and what would be better."),
+    Command(
+        "read", "meshplan.cli.read:app", "Read a launch script: what it will do, and what would be better."
+    ),
     Command("models", "meshplan.cli.models:app", "List model presets; show what a model is made of."),
     Command("gpus", "meshplan.cli.gpus:app", "List GPU presets; show one with the source of each number."),
     Command("mesh", "meshplan.cli.mesh:app", "Which ranks form which group, drawn with node boundaries."),
     Command("schedule", "meshplan.cli.schedule:app", "Simulate a pipeline schedule with given durations."),
+    Command(
+        "memory-check",
+        "meshplan.cli.memory_check:app",
+        "Hold the memory model against a real PyTorch module under fake tensors.",
+    ),
     Command(
         "handbook", "meshplan.cli.handbook:app", "The textbook model's five scenarios, all plans ranked."
     ),
