@@ -34,10 +34,11 @@ app = cyclopts.App(name="read")
 WRONG = 1
 LIMIT_BYTES = 4 * MIB
 MAIN_FILES = {
-    "megatron": "megatron.args", "megatron-bridge": "meshplan_recipe.py", "torchtitan": "meshplan_titan.py",
-    "deepspeed": "ds_config.json", "accelerate": "accelerate.yaml", "pytorch": "meshplan_mesh.py",
+    "megatron": ("megatron.args",), "megatron-bridge": ("meshplan_recipe.py",),
+    "torchtitan": ("torchtitan.flags", "meshplan_titan.py"), "deepspeed": ("ds_config.json",),
+    "accelerate": ("accelerate.yaml",), "pytorch": ("meshplan_mesh.py",),
 }  # fmt: skip
-"""The file of each target in which a change of plan is shown."""
+"""The file of each target in which a change of plan is shown; the first that there is."""
 
 
 @app.default
@@ -177,19 +178,19 @@ def _better(cost_model: AsTarget, reading: Reading, costs: Costs | None) -> Bett
 
 def _changes(reading: Reading, best: Plan) -> tuple[str, ...]:
     """Lines of the launch files that differ, as a diff without context."""
-    name = MAIN_FILES[reading.kind]
-    old, new = (_lines(reading, plan, name) for plan in (reading.plan, best))
+    old, new = (_lines(reading, plan) for plan in (reading.plan, best))
     removed = [f"- {line}" for line in old if line not in new]
     added = [f"+ {line}" for line in new if line not in old]
     return (*removed, *added)
 
 
-def _lines(reading: Reading, plan: Plan, name: str) -> list[str]:
+def _lines(reading: Reading, plan: Plan) -> list[str]:
     try:
         job = Job(setting=reading.setting, plan=plan, order=reading.order)
-        text = files_without_checks(job, reading.kind)[name]
+        files = files_without_checks(job, reading.kind)
     except InputError:
         return []
+    text = next(files[name] for name in MAIN_FILES[reading.kind] if name in files)
     return [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
 
 

@@ -126,6 +126,13 @@ def recipe_fields(tree: ast.Module) -> dict[str, Any]:
     return values
 
 
+def _sets_parallelism(function: ast.FunctionDef) -> bool:
+    return any(
+        isinstance(node, ast.Attribute) and node.attr in BRIDGE_FIELDS and isinstance(node.ctx, ast.Store)
+        for node in ast.walk(function)
+    )
+
+
 def read_bridge(values: Mapping[str, Any], what: str, environment: dict[str, str]) -> Found:
     """What these fields say, in the meaning of the Megatron flags of the same name."""
     flags: dict[str, Any] = {}
@@ -142,6 +149,8 @@ def read_bridge(values: Mapping[str, Any], what: str, environment: dict[str, str
         if flag in flags and str(flags[flag]) != str(value) and flag != "--seq-length":
             raise InputError(f"{path} is given twice ({flags[flag]} and {value}); keep one")
         flags[flag] = value
+    if "--pipeline-model-parallel-layout" in flags:  # a recipe may say both; the layout decides
+        flags.pop("--num-virtual-stages-per-pipeline-rank", None)
     if "--num-query-groups" in flags:
         flags["--group-query-attention"] = True
     distributed = [v for path, v in values.items() if path.endswith("use_distributed_optimizer")]

@@ -88,6 +88,8 @@ class _Branch:
     """The next words are a pattern of a case."""
     skip: bool = False
     taken: bool = False
+    argument: bool = False
+    """The subject is an argument of the script: with none given, no arm runs."""
     arm: bool = False
     """Whether one of the patterns of this arm matched."""
     alternatives: bool = False
@@ -330,9 +332,9 @@ class _Reader:
                 )
             case "case":
                 subject = self.expand(rest[0], split=False)[0] if rest else Word("")
-                self.stack.append(
-                    _Branch("case", subject=None if subject.missing else subject.text, pattern=True)
-                )
+                argument = any(re.match(r"\$[0-9@*#]", name) for name in subject.missing)
+                known = None if subject.missing else subject.text
+                self.stack.append(_Branch("case", subject=known, pattern=True, argument=argument))
                 return rest[2:]
             case "fi" | "esac" if self.stack:
                 self.stack.pop()
@@ -363,7 +365,7 @@ class _Reader:
         pattern = "".join(text for text, _ in command[0])
         if top.subject is None:
             self.script.branches = True
-            hit = not top.taken
+            hit = not top.taken and not top.argument
         else:
             hit = not top.taken and fnmatch.fnmatchcase(top.subject, _unliteral(pattern))
         top.arm = hit or (top.arm and top.alternatives)
@@ -435,6 +437,8 @@ class _Reader:
             else:
                 return known if found[2] or len(known) == 1 else known[:1]
         if operator in (":-", "-", ":=", "="):
+            if len(fallback) > 1 and fallback[0] == fallback[-1] and fallback[0] in "'\"":
+                fallback = fallback[1:-1]
             default = self.expand([(fallback, True)], split=False)
             if operator in (":=", "="):
                 self.script.variables[name] = default
