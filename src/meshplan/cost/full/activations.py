@@ -39,6 +39,11 @@ def _has(keys: LayerKeys, module: Recompute) -> Floats:
     return ((keys.modules & int(module)) != 0).astype(np.float64)
 
 
+def _keeps_inner(stack: Stack, gated: bool) -> float:
+    """1 where torch runs SwiGLU as two operators: the product keeps silu(gate) beside its inputs."""
+    return float(gated and stack.family == "torch" and not stack.fused)
+
+
 def attention_bytes(
     layer: Layer, hidden: int, stack: Stack, keys: LayerKeys
 ) -> tuple[dict[str, Floats], Floats]:
@@ -97,10 +102,11 @@ def mlp_bytes(layer: Layer, hidden: int, stack: Stack, keys: LayerKeys) -> tuple
         parts["mlp norm out"] = 2 * hidden * gathered
         parts["fc1 out"] = (4 if mlp.gated else 2) * mlp.width / t
         parts["act out"] = 2 * mlp.width / t
+        parts["act inner"] = 2 * mlp.width / t * _keeps_inner(stack, mlp.gated)
         whole = _has(keys, Recompute.MLP)
         act = np.maximum(_has(keys, Recompute.MLP_ACT), whole)
         norm = _has(keys, Recompute.NORM)
-        removed = parts["act out"] * act + parts["fc1 out"] * whole + parts["mlp norm out"] * norm
+        removed = (parts["act out"] + parts["act inner"]) * act + parts["fc1 out"] * whole + parts["mlp norm out"] * norm
         return parts, removed
     return _moe_bytes(mlp, hidden, stack, keys, parts)
 
@@ -120,14 +126,19 @@ def _moe_bytes(
     parts["dispatched"] = stored * hidden * dispatched
     parts["expert fc1 out"] = (4 if moe.gated else 2) * moe.width * dispatched / etp
     parts["expert act out"] = stored * moe.width * dispatched / etp
+    inner = _keeps_inner(stack, moe.gated)
+    parts["expert act inner"] = stored * moe.width * dispatched / etp * inner
+    # torch weighs the experts' outputs after they came home, Megatron inside the activation function.
+    combined = 2 * hidden * moe.topk * sigma * (stack.family == "torch")
+    parts["expert out"] = combined
     if moe.shared_width:
         parts["shared fc1 out"] = (4 if moe.gated else 2) * moe.shared_width / t
-        parts["shared act out"] = 2 * moe.shared_width / t
+        parts["shared act out"] = 2 * moe.shared_width / t * (1 + inner)
     whole = _has(keys, Recompute.MOE)
     act = np.maximum(_has(keys, Recompute.MOE_ACT), whole)
     removed = (
-        parts["expert act out"] * act
-        + (parts["expert fc1 out"] + parts["dispatched"] + parts["router"]) * whole
+        (parts["expert act out"] + parts["expert act inner"]) * act
+        + (parts["expert fc1 out"] + parts["dispatched"] + parts["router"] + combined) * whole
         + parts["mlp norm out"] * np.maximum(_has(keys, Recompute.NORM), whole)
     )
     if moe.shared_width:
@@ -190,8 +201,7 @@ def layer_activations(layer: Layer, hidden: int, stack: Stack, keys: LayerKeys) 
     return LayerActivations(
         kept=sum(parts.values(), np.zeros(len(keys))),
         full=full,
-        # torch's checkpoint keeps the layer's input and the residual stream it was added to.
-        input=(4 if stack.family == "torch" else 2) * hidden * keys.stream_share * tokens,
+        input=2 * hidden * keys.stream_share * tokens,
         workspace=_workspace(layer, hidden, keys, stack) * tokens,
         parts=parts,
     )

@@ -75,7 +75,9 @@ def momentary(c: Context, priced: Priced, recomputed: Floats) -> Floats:
     whole_stream = (2.0 * c.model.hidden * keys.tokens)[at]
     gathered = np.where(c.plans.sp.astype(bool) & (c.plans.tp > 1), whole_stream, 0.0)
     copies = 1.0 + len(c.model.mtp)
-    loss = c.stack.loss_bytes * logits * copies
+    # torch's loss_parallel shifts and exponentiates in further fp32 copies: 16 bytes a logit, not 12.
+    parallel = 4.0 * ((c.plans.tp > 1) & (c.stack.family == "torch") & (c.stack.loss_bytes >= 12))
+    loss = (c.stack.loss_bytes + parallel) * logits * copies
     head_gradient = 2.0 * c.vocabulary_parameters if c.stack.gradient_dummies else 0.0
     head = 2.0 * logits * copies + head_gradient + gathered + whole_stream
     held = c.layers > 0
@@ -120,7 +122,10 @@ def peak(c: Context, priced: Priced) -> Peak:
     inputs = c.per_rank([a.input[at] for a in priced.activations])
     count = c.layers.sum(axis=2)
     stream = (2.0 * c.model.hidden * priced.keys.tokens * priced.keys.stream_share)[at][:, None]
-    ends = 2.0 * stream * c.last
+    whole_stream = (2.0 * c.model.hidden * priced.keys.tokens)[at][:, None]
+    gathers_input = (c.stack.family == "torch") & priced.keys.sp[at][:, None]
+    # The final norm's input and output; torch's TP keeps the output gathered, as the head reads it.
+    ends = (stream + np.where(gathers_input, whole_stream, stream)) * c.last
     groups = np.zeros(len(p))
     for size in (p.tp, p.cp, p.dp, p.pp, p.ep, p.edp):
         groups = groups + (size > 1)
