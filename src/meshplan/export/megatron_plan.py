@@ -44,6 +44,8 @@ def fit_megatron(fitting: Fitting) -> None:
         fitting.default_order("Megatron-FSDP has one order: tp-cp-ep-dp-pp")
     elif _flat(fitting.order) != _flat(PP_BEFORE_DP):
         fitting.default_order("Megatron has two orders: tp-cp-ep-dp-pp and tp-cp-ep-pp-dp")
+    elif fitting.plan.pp > 1 and fitting.plan.edp != fitting.plan.dp:
+        fitting.default_order("with pp inside dp Megatron needs the same dp in attention and experts")
     else:
         fitting.order = PP_BEFORE_DP
 

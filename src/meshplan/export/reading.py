@@ -82,6 +82,11 @@ def resolve(found: Found, given: Given) -> Reading:
             f"the stages hold {sum(plan.layout or ())} layers, and the model has {len(model.layers)}"
         )
         plan = Plan(**{**known, "layout": None})
+    pp_inside = found.order is not None and found.order[-1] != "pp"
+    if found.kind.startswith("megatron") and pp_inside and plan.pp > 1 and plan.edp != plan.dp:
+        problems.append(
+            f"with pp inside dp Megatron needs the same dp in attention and experts, not {plan.dp} and {plan.edp}"
+        )
     problems += _broken(found.kind, setting, plan, problems)
     return Reading(
         kind=found.kind,

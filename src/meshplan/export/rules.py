@@ -38,6 +38,14 @@ def _moe(s: Setting) -> bool:
     return any(isinstance(layer.mlp, Moe) for layer in s.model.layers)
 
 
+def _moe_bias(s: Setting) -> bool:
+    """Whether Megatron's linear layers get biases, those of experts included."""
+    return any(
+        isinstance(layer.mlp, Moe) and layer.attention is not None and layer.attention.qkv_bias and layer.attention.out_bias
+        for layer in s.model.layers
+    )
+
+
 def _kv(s: Setting) -> list[int]:
     return sorted({layer.attention.kv_heads for layer in s.model.layers if layer.attention is not None})
 
@@ -96,6 +104,14 @@ MEGATRON_MOE_SP = Rule(
     columns=("tp", "sp"),
     passes=lambda s, p: np.asarray((p.tp == 1) | (p.sp == 1) | (not _moe(s))),
     words=lambda s, p: f"MoE layers with tp {p.tp} need sequence parallelism",
+)
+MEGATRON_MOE_BIAS = Rule(
+    id="megatron-moe-bias-no-etp",
+    title="experts with biases are not split over tensor parallelism",
+    columns=("etp",),
+    passes=lambda s, p: np.asarray((p.etp == 1) | (not _moe_bias(s))),
+    words=lambda s, p: f"the experts of {s.model.name} have biases, which Megatron does not split (etp {p.etp})",
+    fix="etp",
 )
 MEGATRON_INTERLEAVED = Rule(
     id="megatron-interleaved-batches",
@@ -178,7 +194,7 @@ ACCELERATE_NO_PP = Rule(
 _SHARED = (GPUS_PRODUCT, TP_DIVIDES_HEADS, TP_DIVIDES_MLP, SEQ_DIVIDES_CP, SP_DIVIDES_SEQ, GBS_DIVIDES)
 _EXPERTS = (EP_DIVIDES_EXPERTS, ETP_DIVIDES_EXPERT, EXPERT_FOLDING)
 MEGATRON_RULES = (
-    *_SHARED, TP_KV_HEADS, *_EXPERTS, STAGES_HAVE_LAYERS, VP_FITS_SCHEDULE, MEGATRON_MOE_SP, MEGATRON_INTERLEAVED,
+    *_SHARED, TP_KV_HEADS, *_EXPERTS, STAGES_HAVE_LAYERS, VP_FITS_SCHEDULE, MEGATRON_MOE_SP, MEGATRON_MOE_BIAS, MEGATRON_INTERLEAVED,
 )  # fmt: skip
 TORCHTITAN_RULES = (
     *_SHARED, TITAN_KV, TITAN_SEQ, *_EXPERTS, TITAN_EP, TITAN_TIED, STAGES_HAVE_LAYERS, TORCH_ROUNDS, TORCH_ENOUGH,
