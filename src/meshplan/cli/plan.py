@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import cyclopts
@@ -38,6 +39,8 @@ def plan(
     top: Count = 10,
     format_: Annotated[Format, Parameter(name="--format", metavar="NAME")] = "table",
     json_: Json = False,
+    html: Annotated[Path | None, Parameter(metavar="FILE")] = None,
+    svg: Annotated[Path | None, Parameter(metavar="FOLDER")] = None,
     download: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
     """Rank the ways to lay a training run out over GPUs.
@@ -53,6 +56,10 @@ def plan(
         Plans shown.
     format_
         Of the output.
+    html
+        Write a report with pictures to this file, which needs no network to be read.
+    svg
+        Write the pictures of the report into this folder.
     download
         Fetch the config.json of an unknown model from the Hugging Face hub.
     """
@@ -72,6 +79,11 @@ def plan(
     if nothing is not None and nothing.limit == "rules":
         raise InputError(_no_plan(nothing, ranking))
     sys.stdout.write(_render(ranking, top, "json" if json_ else format_))
+    if html is not None or svg is not None:
+        from meshplan.cli.report import write_report
+        from meshplan.report.gather import report_data
+
+        write_report(report_data(ranking, cost_model=asked.cost_model), html=html, svg=svg)
     if nothing is None:
         return 0
     if not json_ and format_ != "json":

@@ -64,14 +64,15 @@ def estimate_data(found: Explanation, model: Model, cluster: Cluster, workload: 
         "time": parts_data(costs.time, 0),
         "hidden": parts_data(costs.hidden, 0),
         "memory": parts_data(costs.memory, 0),
-        "stages": [_stage_data(stage) for stage in found.stages],
+        "stages": [stage_data(stage) for stage in found.stages],
         "provenance": [asdict(term) for term in found.terms],
         "assumptions": list(found.assumptions),
         "left_out": list(found.left_out),
     }
 
 
-def _stage_data(stage: Stage) -> dict[str, Any]:
+def stage_data(stage: Stage) -> dict[str, Any]:
+    """One kind of pipeline rank as plain data."""
     return {
         "ranks": stage.ranks,
         "first_rank": stage.first_rank,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Literal
 
 from meshplan.cluster.cluster import Cluster
@@ -92,3 +93,8 @@ class Ranking:
     def best(self) -> Plan | None:
         """The fastest plan, or ``None``."""
         return self.costs.plans[0] if len(self) else None
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows; drawn by the report room, which this one does not know."""
+        html: str = import_module("meshplan.report.notebook").ranking_html(self)
+        return html

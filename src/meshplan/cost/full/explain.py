@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from importlib import import_module
 
 import numpy as np
 
@@ -84,6 +85,11 @@ class Explanation:
     terms: tuple[Term, ...]
     assumptions: tuple[str, ...]
     left_out: tuple[str, ...] = LEFT_OUT
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows; drawn by the report room, which this one does not know."""
+        html: str = import_module("meshplan.report.notebook").explanation_html(self)
+        return html
 
 
 def explain(

@@ -1,0 +1,56 @@
+"""The pipeline timeline as a picture among the others: the drawing of ``timeline_svg`` in their colours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from xml.etree import ElementTree
+
+from meshplan.report.markup import Html, h, num
+from meshplan.report.svg import canvas
+from meshplan.report.timeline_svg import draw_svg
+from meshplan.report.words import Words
+from meshplan.schedule.result import Simulation
+
+_SVG = "{http://www.w3.org/2000/svg}"
+_CLASSES: Mapping[str | None, str] = {"n": "tiny mid dark", "h": "strong", "r": "small end", "t": "small mid"}
+_IDLE = "#eeeeee"
+
+
+def timeline_chart(run: Simulation, words: Words) -> Html:
+    """One row a rank, time to the right, in seconds; boxes of one colour become one path, so that 64 ranks
+    stay a small file."""
+    drawing = ElementTree.fromstring(draw_svg(run))
+    _, _, width, height = map(float, drawing.attrib["viewBox"].split())
+    boxes: dict[str, list[str]] = {}
+    written: list[Html] = []
+    background = True
+    for part in drawing:
+        if part.tag == f"{_SVG}rect":
+            if background:  # the white sheet is drawn first
+                background = False
+                continue
+            boxes.setdefault(part.attrib["fill"], []).append(_outline(part))
+        elif part.tag == f"{_SVG}text":
+            place = {"x": part.attrib["x"], "y": part.attrib["y"]}
+            class_ = _CLASSES.get(part.get("class"), "small")
+            written.append(h("text", part.text or "", class_=class_, **place))
+        elif part.tag == f"{_SVG}path":
+            written.append(h("path", d=part.attrib["d"], class_="axis"))
+    filled = [
+        h("path", d="".join(outlines), **({"class_": "idle"} if colour == _IDLE else {"fill": colour}))
+        for colour, outlines in boxes.items()
+    ]
+    order = run.order
+    return canvas(
+        "timeline", filled, written, width=width, height=height,
+        title=words("timeline.title"),
+        desc=words(
+            "timeline.desc", schedule=order.name, ranks=order.ranks, batches=order.micro_batches,
+            step=f"{run.step:.4g}", idle=f"{run.bubble:.1%}",
+        ),
+    )  # fmt: skip
+
+
+def _outline(rect: ElementTree.Element) -> str:
+    x, y, width, height = (float(rect.attrib[k]) for k in ("x", "y", "width", "height"))
+    return f"M{num(x, 1)} {num(y, 1)}h{num(width)}v{num(height)}h-{num(width)}z"

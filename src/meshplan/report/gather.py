@@ -1,0 +1,166 @@
+"""Everything a report shows, as plain data: what ``html.report_html`` draws and ``report --json`` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import meshplan
+from meshplan.cost.costs import CostModel
+from meshplan.cost.models import cost_model_named
+from meshplan.errors import MeshplanError
+from meshplan.report.band import error_band
+from meshplan.report.estimate_view import stage_data
+from meshplan.report.job_text import job_text, model_word, plan_command
+from meshplan.report.plan_key import plan_key
+from meshplan.report.plan_rows import parts_data, ranking_data
+from meshplan.report.plan_view import plan_names
+from meshplan.report.studies import scaling, sensitivities
+from meshplan.search.ranking import Ranking
+
+SCHEMA_VERSION = 1
+TOP = 25
+"""Plans in the table of a report."""
+MOST_POINTS = 4000
+"""Plans in the scatter, the fastest ones."""
+
+Told = Callable[[str], None]
+
+
+def report_data(
+    ranking: Ranking,
+    *,
+    cost_model: CostModel | None = None,
+    top: int = TOP,
+    chosen: int = 0,
+    studies: bool = True,
+    command: str | None = None,
+    told: Told = lambda what: None,
+) -> dict[str, Any]:
+    """The report on a ranking, plain data through and through.
+
+    ``cost_model``: what priced it (default: the one of that name). ``chosen``: the row whose pictures are
+    drawn. ``studies``: whether to search again for the scaling curve and the sensitivities. ``command``: the
+    command line as typed (default: one that asks the same). ``told`` is called with the name of each part
+    that takes a moment.
+    """
+    cost_model = cost_model or cost_model_named(ranking.cost_model)
+    model = model_word(ranking.model, ranking.model.source or "config.json")
+    asked = (model, ranking.cluster, ranking.workload, ranking.space, ranking.cost_model)
+    kept = min(len(ranking), MOST_POINTS)
+    data: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "kind": "report",
+        "version": meshplan.__version__,
+        "ranking": named_ranking(ranking, top),
+        "points": {
+            "step_s": ranking.costs.step_s[:kept].tolist(),
+            "memory_bytes": ranking.costs.memory_bytes[:kept].tolist(),
+            "more": ranking.counts.feasible - kept,
+        },
+        "band": None,
+        "chosen": None,
+        "scaling": None,
+        "sensitivities": None,
+        "command": command or plan_command(*asked),
+        "job": job_text(*asked),
+    }
+    told("band")
+    data["band"] = band_data(ranking)
+    if not len(ranking):
+        return data
+    told("plan")
+    data["chosen"] = chosen_data(ranking, chosen, cost_model)
+    if studies:
+        told("scaling")
+        data["scaling"] = scaling_data(ranking, cost_model)
+        told("sensitivities")
+        data["sensitivities"] = sensitivities(ranking, chosen, cost_model)
+    return data
+
+
+def named_ranking(ranking: Ranking, top: int | None) -> dict[str, Any]:
+    """What ``plan --json`` prints, with the name and the key of every plan."""
+    data = ranking_data(ranking, top)
+    names = plan_names(ranking.costs.plans.take(slice(0, len(data["plans"]))), ranking.space.order)
+    for i, (row, name) in enumerate(zip(data["plans"], names, strict=True)):
+        row["name"], row["key"] = " ".join(name.split()), plan_key(ranking.costs.plans[i])
+    miss = ranking.closest_miss
+    if miss is not None:
+        data["closest_miss"]["name"] = plan_names(miss.costs.plans, ranking.space.order)[0]
+    return data
+
+
+def band_data(ranking: Ranking) -> dict[str, Any] | None:
+    """The error band, ``None`` where it is not known."""
+    try:
+        band = error_band(ranking.cost_model, ranking.model)
+    except MeshplanError:  # the table of runs is not this package's own
+        return None
+    return None if band is None else band.data
+
+
+def chosen_data(ranking: Ranking, i: int, cost_model: CostModel) -> dict[str, Any]:
+    """One plan of a ranking in full: its row, memory by kind of pipeline rank, and the evidence.
+
+    A cost model that does not take its estimate apart gives the fullest rank alone (``stages_complete``).
+    """
+    from meshplan.cost.full.explain import explain
+    from meshplan.cost.full.model import FullModel
+
+    row = named_ranking_row(ranking, i)
+    if isinstance(cost_model, FullModel):
+        found = explain(
+            cost_model, ranking.model, ranking.cluster, ranking.workload, ranking.costs.plans[i],
+            order=ranking.space.order,
+        )  # fmt: skip
+        return {
+            **row,
+            "hfu": found.hfu,
+            "stages": [stage_data(stage) for stage in found.stages],
+            "stages_complete": True,
+            "provenance": [asdict(term) for term in found.terms],
+            "assumptions": list(found.assumptions),
+            "left_out": list(found.left_out),
+        }
+    stage = {
+        "ranks": 1,
+        "first_rank": 0,
+        "layers": len(ranking.model.layers) // row["pp"],
+        "embedding": False,
+        "head": False,
+        "memory_bytes": row["memory_bytes"],
+        "memory": parts_data(ranking.costs.memory, i),
+    }
+    return {
+        **row,
+        "stages": [stage],
+        "stages_complete": False,
+        "provenance": [],
+        "assumptions": list(ranking.costs.assumptions),
+        "left_out": [],
+    }
+
+
+def named_ranking_row(ranking: Ranking, i: int) -> dict[str, Any]:
+    """Row ``i`` as in ``named_ranking``."""
+    from meshplan.report.plan_rows import plan_data
+
+    costs = ranking.costs
+    name = plan_names(costs.plans.take(slice(i, i + 1)), ranking.space.order)[0]
+    return {
+        "rank": i + 1,
+        "relative": float(costs.step_s[i] / costs.step_s[0]),
+        **plan_data(costs, i, ranking.workload, ranking.cluster.gpus),
+        "name": " ".join(name.split()),
+        "key": plan_key(costs.plans[i]),
+    }
+
+
+def scaling_data(ranking: Ranking, cost_model: CostModel) -> dict[str, Any]:
+    """``studies.scaling`` as plain data: plans by their keys."""
+    found = scaling(ranking, cost_model)
+    for point in found["points"]:
+        point["plan"] = None if point["plan"] is None else plan_key(point["plan"])
+    return found

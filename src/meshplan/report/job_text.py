@@ -1,0 +1,185 @@
+"""A question as what people can keep and run: a job file, and a command line where flags can say it all."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterable
+from typing import Any
+
+from meshplan.cluster.cluster import Cluster
+from meshplan.cluster.presets import cluster_of, load_gpu
+from meshplan.errors import InputError
+from meshplan.model.model import Model
+from meshplan.model.presets import preset, preset_name
+from meshplan.plan.kinds import Recompute
+from meshplan.plan.plans import ALL_LAYERS, AUTO_LAYERS
+from meshplan.plan.space import DEGREES, Space
+from meshplan.plan.workload import Workload
+from meshplan.units import format_bandwidth, format_bytes_as_sold, parse_bandwidth, parse_bytes
+
+CONFIG = "./config.json"
+JOB = "job.yaml"
+
+
+def model_word(model: Model, fallback: str = CONFIG) -> str:
+    """What to type for a model: the preset's name if it is that preset, else ``fallback``."""
+    name = preset_name(model.name)
+    return name if name is not None and preset(name) == model else fallback
+
+
+def job_text(
+    model: str,
+    cluster: Cluster,
+    workload: Workload,
+    space: Space | None = None,
+    cost_model: str | None = None,
+) -> str:
+    """A job file (YAML) that asks the same; ``model`` is what the file shall say (``model_word``).
+
+    ``meshplan plan`` reads it back to the same question.
+    """
+    lines = [f"model: {_yaml(model)}", "cluster:", *_cluster_lines(cluster)]
+    lines += ["workload:", f"  seq: {workload.seq}", f"  gbs: {workload.gbs}"]
+    lines += [f"  precision: {workload.precision}"]
+    chosen = _space(space or Space())
+    if chosen:
+        lines += ["space:", *(f"  {name}: {_yaml(value)}" for name, value in chosen.items())]
+    lines += [f"cost_model: {cost_model}"] if cost_model else []
+    return "\n".join(lines) + "\n"
+
+
+def plan_command(
+    model: str,
+    cluster: Cluster,
+    workload: Workload,
+    space: Space | None = None,
+    cost_model: str | None = None,
+) -> str:
+    """The command line that asks the same; ``meshplan plan job.yaml`` where flags cannot say the cluster."""
+    flags = _cluster_flags(cluster)
+    if flags is None:
+        return f"meshplan plan {JOB}"
+    words = ["meshplan", "plan", model, *flags, "--seq", str(workload.seq), "--gbs", str(workload.gbs)]
+    if workload.precision != "bf16":
+        words += ["--precision", workload.precision]
+    for name, value in _space(space or Space()).items():
+        words += [f"--{name}", ",".join(map(str, value)) if isinstance(value, list) else str(value)]
+    words += ["--cost-model", cost_model] if cost_model else []
+    return shlex.join(words)
+
+
+def _cluster_words(cluster: Cluster) -> dict[str, str] | None:
+    """What flags must say to get this cluster of a preset: nothing, a node size, a network rate; ``None``
+    where they cannot."""
+    try:
+        plain = cluster_of(cluster.gpu.name, cluster.gpus)
+        told: dict[str, Any] = {}
+        if cluster.gpus_per_node != plain.gpus_per_node:
+            told["gpus_per_node"] = cluster.gpus_per_node
+        if len(cluster.tiers) > 1 and cluster.tiers[1].bandwidth != plain.gpu.nic_bandwidth:
+            told["nic"] = _rate(cluster.tiers[1].bandwidth)
+        same = cluster_of(cluster.gpu.name, cluster.gpus, **told)
+    except InputError:
+        return None
+    if (same.gpu, same.tiers, same.memory_fraction) != (cluster.gpu, cluster.tiers, cluster.memory_fraction):
+        return None
+    return {name: str(value) for name, value in told.items()}
+
+
+def _cluster_flags(cluster: Cluster) -> list[str] | None:
+    told = _cluster_words(cluster)
+    if told is None:
+        return None
+    words = ["--gpu", cluster.gpu.name, "--gpus", str(cluster.gpus)]
+    for name, value in told.items():
+        words += [f"--{name.replace('_', '-')}", value]
+    return words
+
+
+def _cluster_lines(cluster: Cluster) -> list[str]:
+    told = _cluster_words(cluster)
+    if told is not None:
+        return [
+            f"  gpu: {cluster.gpu.name}",
+            f"  gpus: {cluster.gpus}",
+            *(f"  {n}: {v}" for n, v in told.items()),
+        ]
+    lines = [*_gpu_lines(cluster), f"  gpus: {cluster.gpus}"]
+    if cluster.memory_fraction != 0.9:
+        lines.append(f"  memory_fraction: {cluster.memory_fraction!r}")
+    lines.append("  tiers:")
+    for tier in cluster.tiers:
+        lines += [f"  - name: {_yaml(tier.name)}", f"    span: {tier.span}"]
+        lines += [f"    bandwidth: {_rate(tier.bandwidth)}", f"    latency: {tier.latency_s!r} s"]
+    return lines
+
+
+def _gpu_lines(cluster: Cluster) -> list[str]:
+    """A preset by name, or what differs from it; a GPU that is no preset is written out whole."""
+    gpu = cluster.gpu
+    try:
+        base = load_gpu(gpu.name)
+    except InputError:
+        base = None
+    if base == gpu:
+        return [f"  gpu: {_yaml(gpu.name)}"]
+    lines = ["  gpu:"]
+    if base is not None:
+        lines.append(f"    like: {_yaml(gpu.name)}")
+    lines += [f"    hbm: {_size(gpu.hbm_bytes)}", f"    usable_hbm: {_size(gpu.usable_hbm_bytes)}"]
+    for name in ("hbm_bandwidth", "scaleup_bandwidth", "nic_bandwidth", "host_bandwidth"):
+        if base is None or getattr(base, name) != getattr(gpu, name):
+            lines.append(f"    {name}: {_rate(getattr(gpu, name))}")
+    for name in ("scaleup_domain", "gpus_per_host", "sms"):
+        if base is None or getattr(base, name) != getattr(gpu, name):
+            lines.append(f"    {name}: {getattr(gpu, name)}")
+    if base is None or base.peak_flops != gpu.peak_flops:
+        lines += ["    peak_flops:", *(f"      {p}: {v!r} FLOP/s" for p, v in gpu.peak_flops.items())]
+    if base is None:
+        lines += [
+            f"    title: {_yaml(gpu.title)}",
+            f"    power: {gpu.watts!r} W",
+            f"    scaleup: {_yaml(gpu.scaleup)}",
+        ]
+    return lines
+
+
+def _space(space: Space) -> dict[str, Any]:
+    """Dimensions that are not left as they come, by the flag's name; lists of numbers or labels."""
+    usual = Space()
+    found: dict[str, Any] = {
+        name: list(getattr(space, name))
+        for name in DEGREES
+        if getattr(space, name) != getattr(usual, name) and getattr(space, name) is not None
+    }
+    for name in ("schedule", "sharding"):
+        if getattr(space, name) != getattr(usual, name):
+            found[name] = [kind.label for kind in getattr(space, name)]
+    if space.recompute != usual.recompute:
+        found["recompute"] = [_recompute(layers, modules) for layers, modules in space.recompute]
+    if space.order != usual.order:
+        found["order"] = "-".join(space.order)
+    return found
+
+
+def _recompute(layers: int, modules: Recompute) -> str:
+    words = {AUTO_LAYERS: ["auto"], ALL_LAYERS: ["full"], 0: []}.get(layers, [str(layers)])
+    words = words + [m.name.lower().replace("_", "-") for m in Recompute if m & modules and m.name]
+    return "+".join(words) or "none"
+
+
+def _rate(value: float) -> str:
+    """A bandwidth that reads back to the same number, short where that is enough."""
+    short = format_bandwidth(value)
+    return short if parse_bandwidth(short) == value else f"{value!r} B/s"
+
+
+def _size(value: float) -> str:
+    short = format_bytes_as_sold(value)
+    return short if parse_bytes(short) == value else f"{value!r} B"
+
+
+def _yaml(value: str | Iterable[Any]) -> str:
+    """A value in YAML's flow style, which JSON is."""
+    return json.dumps(value, ensure_ascii=False)

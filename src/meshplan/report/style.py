@@ -1,0 +1,46 @@
+"""How reports and pages look: one column that a phone can show, both themes, and paper."""
+
+from __future__ import annotations
+
+from meshplan.report.palette import CHART_CSS, theme_css
+
+DOCUMENT_CSS = (
+    "*{box-sizing:border-box}"
+    "body{margin:0;background:var(--mp-paper);color:var(--mp-ink);"
+    "font:16px/1.5 system-ui,-apple-system,'Segoe UI','Noto Sans','Noto Sans CJK SC',sans-serif}"
+    "main{max-width:60rem;margin:0 auto;padding:1rem}"
+    "h1{font-size:1.6rem;line-height:1.25;margin:.5rem 0}h2{font-size:1.25rem;margin:2rem 0 .5rem}"
+    "h3{font-size:1.05rem;margin:1.25rem 0 .4rem}p{margin:.5rem 0}"
+    "a{color:var(--mp-link)}code,pre{font-family:ui-monospace,'DejaVu Sans Mono',monospace;font-size:.9em}"
+    "pre{background:var(--mp-panel);padding:.75rem;overflow-x:auto;border-radius:.3rem;white-space:pre-wrap;"
+    "overflow-wrap:anywhere}"
+    ".soft{color:var(--mp-soft)}.bad{color:var(--mp-limit)}.good{color:var(--mp-good)}"
+    ".wide{overflow-x:auto}"
+    "table{border-collapse:collapse;font-variant-numeric:tabular-nums;width:100%}"
+    "caption{text-align:left;color:var(--mp-soft);padding:.25rem 0}"
+    "th,td{padding:.3rem .6rem .3rem 0;text-align:left;"
+    "vertical-align:top;border-bottom:1px solid var(--mp-line)}"
+    "th{font-weight:600}td.num,th.num{text-align:right}td.keep{white-space:nowrap}"
+    "tr.chosen{background:var(--mp-band)}"
+    "figure{margin:.5rem 0 1rem;overflow-x:auto}figure .mp-chart{min-width:32rem}"
+    "figure.timeline .mp-chart{min-width:64rem;max-width:none}"
+    "figcaption{color:var(--mp-soft);font-size:.9rem}"
+    ".facts{display:flex;flex-wrap:wrap;gap:.5rem 2rem;margin:.75rem 0;padding:0}"
+    ".facts div{min-width:7rem}.facts dt{color:var(--mp-soft);font-size:.85rem}"
+    ".facts dd{margin:0;font-size:1.15rem;font-weight:600}"
+    "details{margin:.5rem 0}summary{cursor:pointer;font-weight:600}"
+    "li{margin:.15rem 0}footer{color:var(--mp-soft);margin-top:2.5rem;font-size:.9rem}"
+)
+PRINT_CSS = (
+    "@page{margin:14mm}"
+    "@media print{body{font-size:10pt}main{max-width:none;padding:0}figure,tr,pre{break-inside:avoid}"
+    "h2,h3{break-after:avoid}figure .mp-chart,figure.timeline .mp-chart{min-width:0}"
+    "figure,.wide{overflow:visible}"
+    "details>*{display:block}a{color:inherit}"
+    "*{-webkit-print-color-adjust:exact;print-color-adjust:exact}}"
+)
+
+
+def document_css() -> str:
+    """All the style of a report."""
+    return theme_css(":root") + DOCUMENT_CSS + CHART_CSS + PRINT_CSS
