@@ -18,7 +18,8 @@ def test_the_textbooks_cluster():
     cluster = cluster_of("h100-sxm", 64)
     assert [(t.span, t.bandwidth) for t in cluster.tiers] == [(8, 450e9), (64, 50e9)]
     assert cluster.gpus_per_node == 8
-    assert cluster.memory_fraction == 0.9
+    assert cluster.memory_fraction is None
+    assert cluster.memory_bytes == pytest.approx(0.9 * cluster.gpu.usable_hbm_bytes)
 
 
 def test_default_latencies_are_nccls():

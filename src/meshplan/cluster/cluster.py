@@ -55,16 +55,18 @@ class Cluster:
     gpu: Gpu
     gpus: int
     tiers: tuple[Tier, ...]
-    memory_fraction: float = 0.9
-    """Share of the usable memory that a plan may fill; the rest is headroom."""
+    memory_fraction: float | None = None
+    """Share of the usable memory that a plan may fill. ``None``: what the cost model thinks right (the
+    handbook leaves a tenth; the full model itemises context, NCCL and fragmentation instead)."""
     name: str = ""
     described: tuple[Tier, ...] = field(default=(), compare=False, repr=False)
     """The tiers before those that ``gpus`` do not reach were cut off; ``with_gpus`` needs them to grow."""
 
     def __post_init__(self) -> None:
         check_gpus(self.gpus)
-        if not (math.isfinite(self.memory_fraction) and 0 < self.memory_fraction <= 1):
-            raise InputError(f"memory_fraction must be above 0 and at most 1, not {self.memory_fraction:g}")
+        fraction = self.memory_fraction
+        if fraction is not None and not (math.isfinite(fraction) and 0 < fraction <= 1):
+            raise InputError(f"memory_fraction must be above 0 and at most 1, not {fraction:g}")
         if not self.tiers:
             raise InputError("a cluster needs at least one network tier")
         self._check_spans()
@@ -109,7 +111,7 @@ class Cluster:
     @property
     def memory_bytes(self) -> float:
         """Bytes of one GPU that a plan may fill."""
-        return self.gpu.usable_hbm_bytes * self.memory_fraction
+        return self.gpu.usable_hbm_bytes * (0.9 if self.memory_fraction is None else self.memory_fraction)
 
     @overload
     def tier_of(self, span: int) -> int: ...

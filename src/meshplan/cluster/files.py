@@ -5,7 +5,7 @@ A complete example (``examples/cluster.yaml``)::
     name: our-h100
     gpu: h100-sxm              # a preset, or a table: {like: h100-sxm, hbm: 96 GiB}
     gpus: 1024
-    memory_fraction: 0.9       # share of the usable memory to fill; this is the default
+    memory_fraction: 0.9       # share of the usable memory to fill; default: the cost model's own
     tiers:                     # from inside out; left out: the preset's domain and one network
       - name: NVLink
         span: 8                # GPUs that reach each other
@@ -84,7 +84,7 @@ def cluster_of_table(table: Mapping[str, Any], *, where: str, gpus: int | None =
         gpus: int
         gpus_per_node: int | None = None
         nic: Any = None
-        memory_fraction: float = 0.9
+        memory_fraction: float | None = None
         tiers: list[TierTable] | None = None
 
     try:

@@ -91,7 +91,7 @@ def cluster_of(
     *,
     gpus_per_node: int | None = None,
     nic: float | str | None = None,
-    memory_fraction: float = 0.9,
+    memory_fraction: float | None = None,
 ) -> Cluster:
     """A cluster from flags: the preset's scale-up domain, and above it one network that reaches all GPUs.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -34,6 +34,11 @@ class Context:
     profile: Profile
     gbs: Ints | None = None
     """Sequences a step for each plan, where plans of several batches are priced together."""
+
+    def take(self, index: Ints) -> Context:
+        """The same question about the plans ``index`` selects."""
+        gbs = None if self.gbs is None else self.gbs[index]
+        return replace(self, plans=self.plans.take(index), gbs=gbs)
 
     @cached_property
     def links(self) -> Links:

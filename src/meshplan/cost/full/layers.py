@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from meshplan.cost.costs import Floats
 from meshplan.cost.full.activations import LayerActivations, layer_activations
 from meshplan.cost.full.comm import LayerComm, context_parallel, expert_parallel, tensor_parallel
 from meshplan.cost.full.context import Context
+from meshplan.cost.full.distinct import distinct
 from meshplan.cost.full.keys import LayerKeys
 from meshplan.cost.full.layer_time import LayerTime, attention_core, layer_time
 from meshplan.cost.full.topology import group
@@ -41,6 +42,10 @@ class Priced:
     times: tuple[LayerTime, ...]
     activations: tuple[LayerActivations, ...]
     ends: Ends
+
+    def take(self, index: Ints) -> Priced:
+        """The same prices for the plans ``index`` selects."""
+        return replace(self, of_plan=self.of_plan[index])
 
 
 def price_layers(c: Context) -> Priced:
@@ -90,18 +95,6 @@ def price_layers(c: Context) -> Priced:
     return Priced(
         keys=keys, of_plan=of_plan, times=tuple(times), activations=tuple(activations), ends=_ends(c, keys)
     )
-
-
-def distinct(columns: tuple[Ints, ...]) -> tuple[Ints, Ints]:
-    """First row of every distinct combination of columns, and for each row which combination it is."""
-    packed = np.zeros(len(columns[0]), dtype=np.int64)
-    for column in columns:
-        low, high = int(column.min()), int(column.max())
-        if high > low:
-            values, codes = np.unique(column, return_inverse=True)
-            packed = packed * len(values) + codes
-    _, index, of_row = np.unique(packed, return_index=True, return_inverse=True)
-    return index, of_row
 
 
 def _ends(c: Context, keys: LayerKeys) -> Ends:

@@ -7,12 +7,14 @@ with, where the layer is recomputed, everything it would otherwise have kept.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
 from meshplan.cost.costs import Floats
+from meshplan.cluster.cluster import Cluster
 from meshplan.cost.full.context import Context
+from meshplan.cost.full.distinct import distinct
 from meshplan.cost.full.gemms import attention_gemms, mlp_gemms
 from meshplan.cost.full.layers import Priced
 from meshplan.cost.full.states import states
@@ -21,6 +23,11 @@ from meshplan.plan.kinds import Schedule
 from meshplan.plan.plans import AUTO_LAYERS, Ints
 from meshplan.schedule.closed_form import in_flight
 
+PARTS = (
+    "weights", "gradients", "optimizer", "activations", "loss and workspace", "gathered weights", "gradient buffers",
+    "fragmentation", "context and NCCL",
+)  # fmt: skip
+"""Where memory goes, in the order it is shown."""
 CONTEXT_BYTES = 0.7e9
 """CUDA context with cuBLAS and cuDNN handles: 0.5 to 1.2 GB in practice."""
 COMMUNICATOR_BYTES = 0.35e9
@@ -104,67 +111,104 @@ def gathered_weights(c: Context) -> Floats:
     return np.where(c.gathers, 2.0 * unit + 2.0 * ends + c.stack.reduce_bytes * unit, 0.0)
 
 
-def peak(c: Context, priced: Priced) -> Peak:
-    """Memory of every rank type, with as many layers recomputed as were asked for or are needed."""
-    p, at = c.plans, priced.of_plan
-    sharded_over = (p.dp * p.cp // np.maximum(p.replicas, 1))[:, None]
-    copies = np.where(p.schedule == Schedule.DUALPIPE, 2.0, 1.0)[:, None]
-    st = states(
-        c.dense_parameters * copies,
-        c.expert_parameters * copies,
-        sharded_over,
-        p.edp[:, None],
-        p.sharding[:, None],
-        c.stack,
-    )
-    alive = micro_batches_alive(c)
-    kept = c.per_rank([a.kept[at] for a in priced.activations])
-    inputs = c.per_rank([a.input[at] for a in priced.activations])
-    count = c.layers.sum(axis=2)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Held:
+    """(rows, types): what follows from layers, split, schedule and micro-batches. ``kept`` and
+    ``inputs`` are of all micro-batches alive, with nothing or everything recomputed."""
+
+    kept: Floats
+    inputs: Floats
+    ends: Floats
+    moment: Floats
+    moment_recomputed: Floats
+    dummies: Floats
+    layers: Floats
+    ranks: Floats
+
+    def gather(self, rows: Ints) -> _Held:
+        return _Held(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
+
+
+def _held(c: Context, priced: Priced) -> _Held:
+    at, alive = priced.of_plan, micro_batches_alive(c)
     stream = (2.0 * c.model.hidden * priced.keys.tokens * priced.keys.stream_share)[at][:, None]
     whole_stream = (2.0 * c.model.hidden * priced.keys.tokens)[at][:, None]
     gathers_input = (c.stack.family == "torch") & priced.keys.sp[at][:, None]
-    # The final norm's input and output; torch's TP keeps the output gathered, as the head reads it.
-    ends = (stream + np.where(gathers_input, whole_stream, stream)) * c.last
+    none = np.zeros(c.ranks.shape, dtype=bool)
+    return _Held(
+        kept=c.per_rank([a.kept[at] for a in priced.activations]) * alive,
+        inputs=c.per_rank([a.input[at] for a in priced.activations]) * alive,
+        # The final norm's input and output; torch's TP keeps the output gathered, as the head reads it.
+        ends=(stream + np.where(gathers_input, whole_stream, stream)) * c.last,
+        moment=momentary(c, priced, none),
+        moment_recomputed=momentary(c, priced, ~none),
+        dummies=weight_gradient_buffers(c, priced),
+        layers=c.layers.sum(axis=2),
+        ranks=c.ranks,
+    )
+
+
+def _states(c: Context) -> dict[str, Floats]:
+    """(rows, types): what follows from split and sharding."""
+    p = c.plans
+    sharded_over = (p.dp * p.cp // np.maximum(p.replicas, 1))[:, None]
+    copies = np.where(p.schedule == Schedule.DUALPIPE, 2.0, 1.0)[:, None]
+    dense, experts = c.dense_parameters * copies, c.expert_parameters * copies
+    st = states(dense, experts, sharded_over, p.edp[:, None], p.sharding[:, None], c.stack)
+    whole = (2.0 + c.stack.grad_bytes) * (dense + experts)
     groups = np.zeros(len(p))
     for size in (p.tp, p.cp, p.dp, p.pp, p.ep, p.edp):
         groups = groups + (size > 1)
-    context = np.broadcast_to((CONTEXT_BYTES + COMMUNICATOR_BYTES * groups)[:, None], kept.shape)
-    dummies = weight_gradient_buffers(c, priced)
-    whole = (2.0 + c.stack.grad_bytes) * (c.dense_parameters + c.expert_parameters) * copies
-    gathered = np.where(c.keeps_gathered[:, None], whole, gathered_weights(c)[:, None])
-    fixed = st.weights + st.gradients + st.optimizer + context + dummies + gathered + ends
-    layers = _layers_to_recompute(c, priced, fixed, kept, inputs, alive, count)
-    share = np.minimum(np.maximum(layers, 0)[:, None] / np.maximum(count, 1), 1.0)
-    activations = (kept * (1 - share) + inputs * share) * alive + ends
-    moment = momentary(c, priced, share > 0)
-    loose = activations + moment + gathered
-    parts = {
-        "weights": st.weights, "gradients": st.gradients, "optimizer": st.optimizer, "activations": activations,
-        "loss and workspace": moment, "gathered weights": gathered, "gradient buffers": dummies,
-        "fragmentation": c.stack.fragmentation * loose, "context and NCCL": context,
+    context = np.broadcast_to((CONTEXT_BYTES + COMMUNICATOR_BYTES * groups)[:, None], dense.shape)
+    return {
+        "weights": st.weights, "gradients": st.gradients, "optimizer": st.optimizer,
+        "gathered weights": np.where(c.keeps_gathered[:, None], whole, gathered_weights(c)[:, None]),
+        "context and NCCL": context,
+    }  # fmt: skip
+
+
+def peak(c: Context, priced: Priced) -> Peak:
+    """Memory of every rank type, with as many layers recomputed as were asked for or are needed."""
+    p, split = c.plans, c.splits.of_plan
+    first, of = distinct((priced.of_plan, split, p.schedule, p.dp, c.sequences))
+    held = _held(c.take(first), priced.take(first)).gather(of)
+    first, of = distinct((split, p.tp, p.cp, p.dp, p.ep, p.etp, p.sharding, p.replicas, p.schedule))
+    parts = {name: value[of] for name, value in _states(c.take(first)).items()}
+    slack = 1.0 + c.stack.fragmentation
+    room = memory_limit(c.cluster) - np.asarray(sum(parts.values())) - held.dummies - held.ends
+    room = room - c.stack.fragmentation * (parts["gathered weights"] + held.ends)
+    layers = _layers_to_recompute(p.recompute_layers, room, held, slack)
+    share = np.minimum(np.maximum(layers, 0)[:, None] / np.maximum(held.layers, 1), 1.0)
+    activations = held.kept + (held.inputs - held.kept) * share + held.ends
+    moment = np.where(share > 0, held.moment_recomputed, held.moment)
+    loose = activations + moment + parts["gathered weights"]
+    parts |= {
+        "activations": activations, "loss and workspace": moment, "gradient buffers": held.dummies,
+        "fragmentation": c.stack.fragmentation * loose,
     }  # fmt: skip
     total = np.asarray(sum(parts.values()))
-    return Peak(
-        parts=parts, fullest=np.argmax(np.where(c.ranks > 0, total, -1.0), axis=1), recompute_layers=layers
-    )
+    fullest = np.argmax(np.where(held.ranks > 0, total, -1.0), axis=1)
+    return Peak(parts={name: parts[name] for name in PARTS}, fullest=fullest, recompute_layers=layers)
 
 
-def _layers_to_recompute(
-    c: Context, priced: Priced, fixed: Floats, kept: Floats, inputs: Floats, alive: Floats, count: Floats
-) -> Ints:
-    """The count each plan asks for; where it leaves that open, the fewest that fit on every rank."""
-    asked = c.plans.recompute_layers
-    left_open = asked == AUTO_LAYERS
-    if not left_open.any():
+def memory_limit(cluster: Cluster) -> float:
+    """Bytes a plan may fill: all that a process can get, since context, NCCL and fragmentation are
+    itemised; or the share the cluster's file or flags ask for."""
+    return cluster.gpu.usable_hbm_bytes * (cluster.memory_fraction or 1.0)
+
+
+def _layers_to_recompute(asked: Ints, room: Floats, held: _Held, slack: float) -> Ints:
+    """The count each plan asks for; where it leaves that open, the fewest that fit on every rank.
+    ``room``: bytes left for activations and moments, (plans, types)."""
+    rows = np.flatnonzero(asked == AUTO_LAYERS)
+    if not len(rows):
         return asked
-    limit, slack = c.cluster.gpu.usable_hbm_bytes, 1.0 + c.stack.fragmentation
-    none = np.zeros(kept.shape, dtype=bool)
-    room_without = (limit - fixed) / 1.0 - slack * momentary(c, priced, none)
-    room_with = (limit - fixed) - slack * momentary(c, priced, ~none)
-    saved = np.maximum((kept - inputs) * alive / np.maximum(count, 1) * slack, 1.0)
-    needed = np.where(
-        kept * alive * slack <= room_without, 0.0, np.ceil((kept * alive * slack - room_with) / saved)
-    )
-    needed = np.where(c.ranks > 0, np.clip(needed, 0.0, count), 0.0).max(axis=1)
-    return np.where(left_open, needed.astype(np.int64), asked)
+    held, room = held.gather(rows), room[rows]
+    kept = held.kept * slack
+    saved = np.maximum((held.kept - held.inputs) / np.maximum(held.layers, 1) * slack, 1.0)
+    over = kept - (room - slack * held.moment_recomputed)
+    needed = np.where(kept <= room - slack * held.moment, 0.0, np.ceil(over / saved))
+    needed = np.where(held.ranks > 0, np.clip(needed, 0.0, held.layers), 0.0).max(axis=1)
+    decided = asked.copy()
+    decided[rows] = needed.astype(np.int64)
+    return decided

@@ -11,7 +11,7 @@ from meshplan.cluster.profile import Profile, load_profile
 from meshplan.cost.costs import Costs
 from meshplan.cost.full.context import Context
 from meshplan.cost.full.layers import price_layers
-from meshplan.cost.full.memory import peak
+from meshplan.cost.full.memory import memory_limit, peak
 from meshplan.cost.full.stack import Stack, load_stack
 from meshplan.cost.full.step import step_parts
 from meshplan.model.flops import flop_per_token
@@ -51,10 +51,7 @@ class FullModel:
         )  # fmt: skip
         priced = price_layers(c)
         memory = peak(c, priced)
-        recomputed = np.minimum(
-            np.maximum(memory.recompute_layers, 0)[:, None] / np.maximum(c.layers.sum(axis=2), 1), 1.0
-        )
-        time, hidden = step_parts(c, priced, recomputed)
+        time, hidden = step_parts(c, priced, memory.recompute_layers)
         step = np.asarray(sum(time.values()))
         parts = memory.of_fullest()
         flops = flop_per_token(model, workload.seq, "causal", mtp=bool(model.mtp)) * workload.seq * c.sequences
@@ -64,7 +61,7 @@ class FullModel:
             plans=plans.replace(recompute_layers=memory.recompute_layers),
             step_s=step,
             memory_bytes=np.asarray(sum(parts.values())),
-            memory_limit_bytes=cluster.gpu.usable_hbm_bytes,
+            memory_limit_bytes=memory_limit(cluster),
             mfu=flops / (step * plans.gpus * best),
             time=time,
             memory=parts,

@@ -8,10 +8,12 @@ import numpy as np
 
 from meshplan.cost.costs import Floats
 from meshplan.cost.full.context import Context
+from meshplan.cost.full.distinct import distinct
 from meshplan.cost.full.layer_time import PARTS
 from meshplan.cost.full.layers import Priced
-from meshplan.cost.full.sync import Shards, gradient_sync
+from meshplan.cost.full.sync import Shards, gradient_transfers
 from meshplan.cost.full.topology import group
+from meshplan.plan.plans import Ints
 from meshplan.schedule.closed_form import step_time
 
 
@@ -113,17 +115,33 @@ def hop_seconds(c: Context, priced: Priced) -> Floats:
     return np.where(c.plans.pp > 1, c.links.seconds("p2p", size, pair, c.spans["pp"]), 0.0)
 
 
-def step_parts(c: Context, priced: Priced, recomputed: Floats) -> tuple[dict[str, Floats], dict[str, Floats]]:
-    """Seconds of a step by part, and the hidden transfers, for each plan.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pipeline:
+    """Seconds of a step that micro-batches fill, for each plan: by part, hidden transfers, and how long
+    the slowest rank's forward and backward of one micro-batch are."""
 
-    Parts that ranks share are averages over ranks; ``imbalance`` is what the slowest rank has more.
-    """
+    time: dict[str, Floats]
+    hidden: dict[str, Floats]
+    forward: Floats
+    backward: Floats
+
+    def gather(self, rows: Ints) -> Pipeline:
+        """The same for the plans ``rows`` names."""
+        return Pipeline(
+            time={k: v[rows] for k, v in self.time.items()}, hidden={k: v[rows] for k, v in self.hidden.items()},
+            forward=self.forward[rows], backward=self.backward[rows],
+        )  # fmt: skip
+
+
+def pipeline_parts(c: Context, priced: Priced, recomputed: Floats) -> Pipeline:
+    """Everything but gradient sync and optimizer. Parts that ranks share are averages over ranks;
+    ``imbalance`` is what the slowest rank has more."""
     p, m = c.plans, c.micro_batches
     work = rank_work(c, priced, recomputed)
     busy, rows = work.busy, np.arange(len(p))
 
     def mean(value: Floats) -> Floats:
-        return np.asarray((value * c.ranks).sum(axis=1) / p.pp)
+        return np.asarray(np.einsum("pt,pt->p", value, c.ranks) / p.pp)
 
     slowest = np.argmax(np.where(c.ranks > 0, busy, -1.0), axis=1)
     busy_max, forward_max = busy[rows, slowest], work.forward[rows, slowest]
@@ -140,25 +158,43 @@ def step_parts(c: Context, priced: Priced, recomputed: Floats) -> tuple[dict[str
     time["bubble"] = np.where(p.pp > 1, bubble, 0.0)
     steady = np.where((p.vp > 1) & ~np.bool_(c.stack.p2p_overlap), 2.0 * p.vp * hop * m, 0.0)
     time["pp"] = np.where(p.pp > 1, waiting - bubble + steady, 0.0)
-    shards = Shards(
-        dense=c.dense_parameters.max(axis=1), experts=c.expert_parameters.max(axis=1), dense_group=c.dense_group,
-        expert_group=c.expert_group, dense_span=c.spans["dp"], expert_span=c.spans["edp"],
-    )  # fmt: skip
-    # Interleaved chunks finish their gradients one after the other while pp micro-batches drain.
-    rounds = np.where(p.vp > 1, np.minimum(p.pp, m) * (p.vp - 1) / p.vp, 1.0)
-    window = 0.9 * np.maximum(rounds, 1.0)
-    sync = gradient_sync(
-        shards, p.sharding, c.links, c.profile, c.stack,
-        backward_window=window * (busy_max - forward_max), forward_window=window * forward_max,
-    )  # fmt: skip
-    time["dp"] = time["dp"] + np.where(c.gathers, 0.0, sync.exposed)
-    time["optimizer"] = sync.optimizer
-    time["step overhead"] = np.full(len(p), c.stack.step_s)
     hidden = {
         name: m * mean(c.per_rank([t.hidden[name][priced.of_plan] for t in priced.times]))
         for name in ("tp", "cp", "ep")
     }
-    hidden["dp"] = m * mean(work.hidden) + np.where(c.gathers, 0.0, sync.hidden)
+    hidden["dp"] = m * mean(work.hidden)
+    return Pipeline(time=time, hidden=hidden, forward=forward_max, backward=busy_max - forward_max)
+
+
+def shards_of(c: Context) -> Shards:
+    """What the fullest rank of each plan reduces, and with whom."""
+    return Shards(
+        dense=c.dense_parameters.max(axis=1), experts=c.expert_parameters.max(axis=1), dense_group=c.dense_group,
+        expert_group=c.expert_group, dense_span=c.spans["dp"], expert_span=c.spans["edp"],
+    )  # fmt: skip
+
+
+def step_parts(c: Context, priced: Priced, recompute_layers: Ints) -> tuple[dict[str, Floats], dict[str, Floats]]:
+    """Seconds of a step by part, and the hidden transfers, for each plan."""
+    p, m = c.plans, c.micro_batches
+    split, dp_if = c.splits.of_plan, np.where(c.gathers, p.dp, 0)
+    first, of = distinct((priced.of_plan, split, recompute_layers, p.schedule, p.dp, dp_if, c.sequences))
+    some = c.take(first)
+    held = np.maximum(some.layers.sum(axis=2), 1)
+    recomputed = np.minimum(np.maximum(recompute_layers[first], 0)[:, None] / held, 1.0)
+    pipeline = pipeline_parts(some, priced.take(first), recomputed).gather(of)
+    first, of = distinct((split, p.tp, p.cp, p.dp, p.ep, p.etp, p.sharding, p.schedule))
+    some = c.take(first)
+    transfers = gradient_transfers(shards_of(some), some.plans.sharding, c.links, c.profile, c.stack).gather(of)
+    # Interleaved chunks finish their gradients one after the other while pp micro-batches drain.
+    rounds = np.where(p.vp > 1, np.minimum(p.pp, m) * (p.vp - 1) / p.vp, 1.0)
+    window = 0.9 * np.maximum(rounds, 1.0)
+    exposed = transfers.exposed(c.stack, window * pipeline.backward, window * pipeline.forward)
+    time, hidden = pipeline.time, pipeline.hidden
+    time["dp"] = time["dp"] + np.where(c.gathers, 0.0, exposed)
+    hidden["dp"] = hidden["dp"] + np.where(c.gathers, 0.0, transfers.reduce + transfers.gathered - exposed)
+    time["optimizer"] = transfers.optimizer
+    time["step overhead"] = np.full(len(p), c.stack.step_s)
     if c.stack.straggler:
         spread = c.stack.straggler * np.sqrt(2 * np.log(np.maximum(p.gpus, 1)))
         time["straggler"] = spread * np.asarray(sum(time.values()))

@@ -14,18 +14,36 @@ from meshplan.cost.full.topology import Group
 from meshplan.plan.kinds import Sharding
 from meshplan.plan.plans import Ints
 
+BUCKET = 0.05
+"""Share of a transfer that the first or last bucket is: assumed, of twenty buckets."""
 OPTIMIZER_TRAFFIC = 30.0
 """Bytes Adam moves for a parameter: reads gradient, master and two moments (16), writes master and
 moments (12) and the bf16 weight (2)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sync:
-    """Seconds a step: transfers exposed and hidden, and the optimizer."""
+class Transfers:
+    """Seconds a step, for each plan: reducing gradients, gathering parameters, and the optimizer."""
 
-    exposed: Floats
-    hidden: Floats
+    reduce: Floats
+    gathered: Floats
     optimizer: Floats
+
+    def gather(self, rows: Ints) -> Transfers:
+        """The same for the plans ``rows`` names."""
+        return Transfers(
+            reduce=self.reduce[rows], gathered=self.gathered[rows], optimizer=self.optimizer[rows]
+        )
+
+    def exposed(self, stack: Stack, backward_window: Floats, forward_window: Floats) -> Floats:
+        """Seconds that no computing hides. The reduction hides under the last micro-batch's backward
+        (``backward_window`` seconds), the gathering under the first one's forward; one bucket at each
+        end, a twentieth, does not."""
+        if not stack.dp_overlap:
+            return self.reduce + self.gathered
+        return np.maximum(self.reduce * BUCKET, self.reduce - backward_window) + np.maximum(
+            self.gathered * BUCKET, self.gathered - forward_window
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,47 +59,26 @@ class Shards:
     expert_span: Ints
 
 
-def gradient_sync(
-    shards: Shards,
-    sharding: Ints,
-    links: Links,
-    profile: Profile,
-    stack: Stack,
-    *,
-    backward_window: Floats,
-    forward_window: Floats,
-) -> Sync:
-    """DDP and ZeRO-1/2: one reduction and, where the optimizer is sharded, one gathering a step.
-
-    The reduction hides under the last micro-batch's backward (``backward_window`` seconds), the
-    gathering under the first one's forward; one bucket at each end does not hide.
-    """
+def gradient_transfers(shards: Shards, sharding: Ints, links: Links, profile: Profile, stack: Stack) -> Transfers:
+    """DDP: one all-reduce a step. ZeRO: one reduce-scatter and one all-gather (FSDP's, which come with
+    every micro-batch, are priced with the ranks' work)."""
     z1 = sharding >= Sharding.ZERO1
-    reduce_bytes = stack.reduce_bytes
 
     def both(op: str, per_parameter: float) -> Floats:
-        return links.seconds(op, shards.dense * per_parameter, shards.dense_group, shards.dense_span) * (
-            shards.dense_group.size > 1
-        ) + links.seconds(op, shards.experts * per_parameter, shards.expert_group, shards.expert_span) * (
-            (shards.expert_group.size > 1) & (shards.experts > 0)
-        )
+        dense = links.seconds(op, shards.dense * per_parameter, shards.dense_group, shards.dense_span)
+        if not shards.experts.any():
+            return dense
+        return dense + links.seconds(op, shards.experts * per_parameter, shards.expert_group, shards.expert_span)
 
-    scatter = both("reduce_scatter", reduce_bytes)
-    gather = both("all_gather", stack.weight_bytes)
-    whole = both("all_reduce", reduce_bytes)
-    reduce = np.where(z1, scatter, whole)
-    gather = np.where(z1, gather, 0.0)
-    if stack.dp_overlap:
-        bucket = 0.05
-        exposed = np.maximum(reduce * bucket, reduce - backward_window) + np.maximum(
-            gather * bucket, gather - forward_window
-        )
-    else:
-        exposed = reduce + gather
+    whole = np.zeros(len(sharding))
+    if not z1.all():
+        whole = both("all_reduce", stack.reduce_bytes)
+    reduce = np.where(z1, both("reduce_scatter", stack.reduce_bytes), whole) if z1.any() else whole
+    gathered = np.where(z1, both("all_gather", stack.weight_bytes), 0.0) if z1.any() else np.zeros(len(sharding))
     local = shards.dense + shards.experts
     owned = np.where(
         z1, shards.dense / shards.dense_group.size + shards.experts / shards.expert_group.size, local
     )
     traffic = OPTIMIZER_TRAFFIC * owned + 2.0 * stack.grad_bytes * local
-    optimizer = traffic / (profile.gpu.hbm_bandwidth * profile.memory.efficiency * stack.memory_rate)
-    return Sync(exposed=exposed, hidden=reduce + gather - exposed, optimizer=optimizer)
+    rate = profile.gpu.hbm_bandwidth * profile.memory.efficiency * stack.memory_rate
+    return Transfers(reduce=reduce, gathered=gathered, optimizer=traffic / rate)

@@ -1,0 +1,48 @@
+"""Distinct rows of a table: what many plans share is priced once and gathered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from meshplan.plan.plans import Ints
+
+_TABLE = 1 << 22
+"""Codes up to this many are counted in a table instead of sorted."""
+
+
+def distinct(columns: Sequence[Ints]) -> tuple[Ints, Ints]:
+    """First row of every distinct combination of columns, and for each row which combination it is.
+
+    Columns are integers of equal length. Combinations are numbered in the order of their columns'
+    values, so equal tables give equal numbers.
+    """
+    n = len(columns[0])
+    packed, size = np.zeros(n, dtype=np.int64), 1
+    for column in columns:
+        low = int(column.min())
+        span = int(column.max()) - low + 1
+        if span == 1:
+            continue
+        codes = column - low
+        if size * span > _TABLE:
+            packed, size = _dense(packed, size)
+            codes, span = _dense(codes, span)
+        packed = packed * span + codes
+        size *= span
+    of_row, size = _dense(packed, size)
+    first = np.empty(size, dtype=np.int64)
+    first[of_row[::-1]] = np.arange(n - 1, -1, -1)
+    return first, of_row
+
+
+def _dense(codes: Ints, span: int) -> tuple[Ints, int]:
+    """The same codes renumbered without gaps, and how many there are."""
+    if span > max(_TABLE, 4 * len(codes)):
+        values, renumbered = np.unique(codes, return_inverse=True)
+        return renumbered, len(values)
+    used = np.zeros(span, dtype=bool)
+    used[codes] = True
+    numbers = np.cumsum(used) - 1
+    return numbers[codes], int(numbers[-1]) + 1
