@@ -8,8 +8,8 @@ import numpy as np
 
 from meshplan.plan.plans import Ints
 
-_TABLE = 1 << 22
-"""Codes up to this many are counted in a table instead of sorted."""
+_TABLE = 8
+"""Codes up to this many times the rows are counted in a table instead of sorted."""
 
 
 def distinct(columns: Sequence[Ints]) -> tuple[Ints, Ints]:
@@ -19,6 +19,7 @@ def distinct(columns: Sequence[Ints]) -> tuple[Ints, Ints]:
     values, so equal tables give equal numbers.
     """
     n = len(columns[0])
+    limit = max(_TABLE * n, 1 << 12)
     packed, size = np.zeros(n, dtype=np.int64), 1
     for column in columns:
         low = int(column.min())
@@ -26,20 +27,20 @@ def distinct(columns: Sequence[Ints]) -> tuple[Ints, Ints]:
         if span == 1:
             continue
         codes = column - low
-        if size * span > _TABLE:
-            packed, size = _dense(packed, size)
-            codes, span = _dense(codes, span)
+        if size * span > limit:
+            packed, size = _dense(packed, size, limit)
+            codes, span = _dense(codes, span, limit)
         packed = packed * span + codes
         size *= span
-    of_row, size = _dense(packed, size)
+    of_row, size = _dense(packed, size, limit)
     first = np.empty(size, dtype=np.int64)
     first[of_row[::-1]] = np.arange(n - 1, -1, -1)
     return first, of_row
 
 
-def _dense(codes: Ints, span: int) -> tuple[Ints, int]:
+def _dense(codes: Ints, span: int, limit: int) -> tuple[Ints, int]:
     """The same codes renumbered without gaps, and how many there are."""
-    if span > max(_TABLE, 4 * len(codes)):
+    if span > limit:
         values, renumbered = np.unique(codes, return_inverse=True)
         return renumbered, len(values)
     used = np.zeros(span, dtype=bool)

@@ -7,7 +7,9 @@ with, where the layer is recomputed, everything it would otherwise have kept.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+
+from typing import Any
 
 import numpy as np
 
@@ -36,16 +38,41 @@ COMMUNICATOR_BYTES = 0.35e9
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Peak:
-    """Bytes by part, (plans, types), the rank type that is fullest, and the layers recomputed."""
+    """Peak memory of every rank type of every plan: the rank type that is fullest, and the layers each
+    rank recomputes. Parts are kept for distinct rows and worked out on demand."""
 
-    parts: dict[str, Floats]
     fullest: Ints
     recompute_layers: Ints
+    held: _Held
+    of_held: Ints
+    states: dict[str, Floats]
+    of_states: Ints
+    fragmentation: float
 
     def of_fullest(self) -> dict[str, Floats]:
-        """The parts on the fullest rank of each plan."""
-        rows = np.arange(len(self.fullest))
-        return {name: np.asarray(value[rows, self.fullest]) for name, value in self.parts.items()}
+        """Bytes by part on the fullest rank of each plan."""
+        return self._parts((self.of_held, self.fullest), (self.of_states, self.fullest), self.recompute_layers)
+
+    @property
+    def parts(self) -> dict[str, Floats]:
+        """Bytes by part, (plans, types)."""
+        return self._parts(self.of_held, self.of_states, self.recompute_layers[:, None])
+
+    def _parts(self, held_at: Any, states_at: Any, recompute_layers: Ints) -> dict[str, Floats]:
+        held, parts = self.held, {name: value[states_at] for name, value in self.states.items()}
+        share = recomputed_share(recompute_layers, held.layers[held_at])
+        kept, inputs = held.kept[held_at], held.inputs[held_at]
+        parts["activations"] = kept + (inputs - kept) * share + held.ends[held_at]
+        parts["loss and workspace"] = np.where(share > 0, held.moment_recomputed[held_at], held.moment[held_at])
+        parts["gradient buffers"] = held.dummies[held_at]
+        loose = parts["activations"] + parts["loss and workspace"] + parts["gathered weights"]
+        parts["fragmentation"] = self.fragmentation * loose
+        return {name: np.asarray(parts[name]) for name in PARTS}
+
+
+def recomputed_share(recompute_layers: Ints, layers: Floats) -> Floats:
+    """Share of a rank's ``layers`` that are recomputed whole."""
+    return np.asarray(np.minimum(np.maximum(recompute_layers, 0) / np.maximum(layers, 1), 1.0))
 
 
 def weight_gradient_buffers(c: Context, priced: Priced) -> Floats:
@@ -125,9 +152,6 @@ class _Held:
     layers: Floats
     ranks: Floats
 
-    def gather(self, rows: Ints) -> _Held:
-        return _Held(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
-
 
 def _held(c: Context, priced: Priced) -> _Held:
     at, alive = priced.of_plan, micro_batches_alive(c)
@@ -170,25 +194,25 @@ def _states(c: Context) -> dict[str, Floats]:
 def peak(c: Context, priced: Priced) -> Peak:
     """Memory of every rank type, with as many layers recomputed as were asked for or are needed."""
     p, split = c.plans, c.splits.of_plan
-    first, of = distinct((priced.of_plan, split, p.schedule, p.dp, c.sequences))
-    held = _held(c.take(first), priced.take(first)).gather(of)
-    first, of = distinct((split, p.tp, p.cp, p.dp, p.ep, p.etp, p.sharding, p.replicas, p.schedule))
-    parts = {name: value[of] for name, value in _states(c.take(first)).items()}
-    slack = 1.0 + c.stack.fragmentation
-    room = memory_limit(c.cluster) - np.asarray(sum(parts.values())) - held.dummies - held.ends
-    room = room - c.stack.fragmentation * (parts["gathered weights"] + held.ends)
-    layers = _layers_to_recompute(p.recompute_layers, room, held, slack)
-    share = np.minimum(np.maximum(layers, 0)[:, None] / np.maximum(held.layers, 1), 1.0)
-    activations = held.kept + (held.inputs - held.kept) * share + held.ends
-    moment = np.where(share > 0, held.moment_recomputed, held.moment)
-    loose = activations + moment + parts["gathered weights"]
-    parts |= {
-        "activations": activations, "loss and workspace": moment, "gradient buffers": held.dummies,
-        "fragmentation": c.stack.fragmentation * loose,
-    }  # fmt: skip
-    total = np.asarray(sum(parts.values()))
-    fullest = np.argmax(np.where(held.ranks > 0, total, -1.0), axis=1)
-    return Peak(parts={name: parts[name] for name in PARTS}, fullest=fullest, recompute_layers=layers)
+    first, of_held = distinct((priced.of_plan, split, p.schedule, p.dp, c.sequences))
+    held = _held(c.take(first), priced.take(first))
+    first, of_states = distinct((split, p.tp, p.cp, p.dp, p.ep, p.etp, p.sharding, p.replicas, p.schedule))
+    parts = _states(c.take(first))
+    loose = c.stack.fragmentation
+    fixed = np.asarray(sum(parts.values()) + loose * parts["gathered weights"])[of_states]
+    fixed += (held.dummies + (1 + loose) * held.ends)[of_held]
+    kept, inputs = ((1 + loose) * value[of_held] for value in (held.kept, held.inputs))
+    moment, again = ((1 + loose) * value[of_held] for value in (held.moment, held.moment_recomputed))
+    counts = np.where(held.ranks > 0, held.layers, -1.0)[of_held]
+    room = memory_limit(c.cluster) - fixed
+    layers = _layers_to_recompute(p.recompute_layers, room, kept, inputs, moment, again, counts)
+    share = recomputed_share(layers[:, None], counts)
+    total = fixed + kept + (inputs - kept) * share + np.where(share > 0, again, moment)
+    fullest = np.argmax(np.where(counts >= 0, total, -1.0), axis=1)
+    return Peak(
+        fullest=fullest, recompute_layers=layers, held=held, of_held=of_held, states=parts, of_states=of_states,
+        fragmentation=loose,
+    )  # fmt: skip
 
 
 def memory_limit(cluster: Cluster) -> float:
@@ -197,18 +221,22 @@ def memory_limit(cluster: Cluster) -> float:
     return cluster.gpu.usable_hbm_bytes * (cluster.memory_fraction or 1.0)
 
 
-def _layers_to_recompute(asked: Ints, room: Floats, held: _Held, slack: float) -> Ints:
+def _layers_to_recompute(
+    asked: Ints, room: Floats, kept: Floats, inputs: Floats, moment: Floats, again: Floats, counts: Floats
+) -> Ints:
     """The count each plan asks for; where it leaves that open, the fewest that fit on every rank.
-    ``room``: bytes left for activations and moments, (plans, types)."""
+
+    All (plans, types): ``room`` bytes left for activations (``kept``, or ``inputs`` where recomputed)
+    and moments; ``counts`` layers held, -1 for no rank.
+    """
     rows = np.flatnonzero(asked == AUTO_LAYERS)
     if not len(rows):
         return asked
-    held, room = held.gather(rows), room[rows]
-    kept = held.kept * slack
-    saved = np.maximum((held.kept - held.inputs) / np.maximum(held.layers, 1) * slack, 1.0)
-    over = kept - (room - slack * held.moment_recomputed)
-    needed = np.where(kept <= room - slack * held.moment, 0.0, np.ceil(over / saved))
-    needed = np.where(held.ranks > 0, np.clip(needed, 0.0, held.layers), 0.0).max(axis=1)
+    if len(rows) < len(asked):
+        room, kept, inputs, moment, again, counts = (v[rows] for v in (room, kept, inputs, moment, again, counts))
+    saved = np.maximum((kept - inputs) / np.maximum(counts, 1), 1.0)
+    needed = np.where(kept + moment <= room, 0.0, np.ceil((kept + again - room) / saved))
+    needed = np.clip(needed, 0.0, np.maximum(counts, 0.0)).max(axis=1)
     decided = asked.copy()
     decided[rows] = needed.astype(np.int64)
     return decided

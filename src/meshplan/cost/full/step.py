@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from meshplan.cost.full.context import Context
 from meshplan.cost.full.distinct import distinct
 from meshplan.cost.full.layer_time import PARTS
 from meshplan.cost.full.layers import Priced
+from meshplan.cost.full.memory import recomputed_share
 from meshplan.cost.full.sync import Shards, gradient_transfers
 from meshplan.cost.full.topology import group
 from meshplan.plan.plans import Ints
@@ -19,57 +20,95 @@ from meshplan.schedule.closed_form import step_time
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
-    """Seconds one micro-batch costs each rank type, (plans, types), by part, and forward and weight
-    gradients apart."""
+    """Seconds one micro-batch costs each rank type, (plans, types)."""
 
-    parts: dict[str, Floats]
+    busy: Floats
+    """All of it."""
     forward: Floats
     weight: Floats
-    hidden: Floats
-    """Of FSDP's transfers."""
+    """What only weight gradients need."""
+    recompute: Floats
+    host: Floats
+    """How long the GPU waits for the host."""
+    gather: Floats
+    """Exposed transfers of FSDP, and the hidden ones."""
+    gather_hidden: Floats
 
-    @property
-    def busy(self) -> Floats:
-        """All parts."""
-        return np.asarray(sum(self.parts.values()))
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _GpuTime:
+    """What layers and split alone decide, (pairs of them, types): GPU seconds of one micro-batch with
+    nothing recomputed, what recomputing adds, and the host's seconds for the layers' forward pass."""
+
+    forward: Floats
+    both: Floats
+    weight: Floats
+    whole: Floats
+    selective: Floats
+    host: Floats
+
+    def gather(self, rows: Ints) -> _GpuTime:
+        return _GpuTime(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
+
+
+def _gpu_time(c: Context, priced: Priced) -> _GpuTime:
+    at, ends = priced.of_plan, priced.ends
+    first, last = c.first, c.last
+    head_b, embed_b = ends.head_backward[at][:, None], ends.embedding_backward[at][:, None]
+    forward = c.per_rank([t.forward_s[at] for t in priced.times])
+    forward = forward + ends.head_forward[at][:, None] * last + ends.embedding_forward[at][:, None] * first
+    backward = c.per_rank([t.backward_s[at] for t in priced.times]) + head_b * last + embed_b * first
+    return _GpuTime(
+        forward=forward,
+        both=forward + backward,
+        weight=c.per_rank([t.weight[at] for t in priced.times]) + ends.head_weight[at][:, None] * last,
+        whole=c.per_rank([t.whole[at] for t in priced.times]),
+        selective=c.per_rank([t.selective[at] for t in priced.times]),
+        host=c.per_rank([t.host[at] for t in priced.times]),
+    )
 
 
 def rank_work(c: Context, priced: Priced, recomputed: Floats) -> Work:
-    """Work of every rank type; ``recomputed``: share of its layers computed twice."""
-    at, ends = priced.of_plan, priced.ends
-    parts = {
-        name: c.per_rank([t.forward[name][at] + t.backward[name][at] for t in priced.times]) for name in PARTS
-    }
-    embedding = (ends.embedding_forward + ends.embedding_backward)[at][:, None] * c.first
-    parts["elementwise"] = parts["elementwise"] + embedding
-    parts["head and loss"] = (ends.head_forward + ends.head_backward)[at][:, None] * c.last
-    whole = c.per_rank([t.whole[at] for t in priced.times])
-    selective = c.per_rank([t.selective[at] for t in priced.times])
-    parts["recompute"] = whole * recomputed + selective * (1 - recomputed)
-    forward = c.per_rank([t.forward_s[at] for t in priced.times])
-    forward = (
-        forward + (ends.head_forward[at][:, None] * c.last) + ends.embedding_forward[at][:, None] * c.first
-    )
-    host_f, host_b = host_seconds(c, priced, recomputed)
-    gpu = np.asarray(sum(parts.values()))
-    waits_f, waits_b = np.maximum(host_f - forward, 0.0), np.maximum(host_b - (gpu - forward), 0.0)
-    parts["host"] = waits_f + waits_b
-    forward = forward + waits_f
-    weight = c.per_rank([t.weight[at] for t in priced.times]) + ends.head_weight[at][:, None] * c.last
-    busy = np.asarray(sum(parts.values()))
-    gather_f, gather_b, hidden = gathering(c, forward, busy - forward)
-    parts["dp"] = gather_f + gather_b
+    """Work of every rank type; ``recomputed``: share of its layers computed twice.
+
+    The host launches forward, and backward with what is recomputed; the slower of host and GPU sets
+    the pace, in each direction apart.
+    """
+    first, of = distinct((priced.of_plan, c.splits.of_plan))
+    gpu = _gpu_time(c.take(first), priced.take(first)).gather(of)
+    recompute = gpu.selective + (gpu.whole - gpu.selective) * recomputed
+    both, host = gpu.both + recompute, np.zeros_like(gpu.both)
+    forward = gpu.forward
+    if gpu.host.any() or c.stack.host_micro_s:
+        ends = np.where(c.first + c.last > 0, c.stack.host_micro_s / 2, 0.0)
+        waits = np.maximum(gpu.host + ends - forward, 0.0)
+        launching = gpu.host * (c.stack.host_backward + recomputed) + ends
+        host = waits + np.maximum(launching - (both - forward), 0.0)
+        forward = forward + waits
+        both = both + host
+    weight = np.minimum(gpu.weight, both - forward)
+    gather_f, gather_b, hidden = gathering(c, forward, both - forward)
     return Work(
-        parts=parts, forward=forward + gather_f, weight=np.minimum(weight, busy - forward), hidden=hidden
-    )
+        busy=both + gather_f + gather_b, forward=forward + gather_f, weight=weight, recompute=recompute, host=host,
+        gather=gather_f + gather_b, gather_hidden=hidden,
+    )  # fmt: skip
 
 
-def host_seconds(c: Context, priced: Priced, recomputed: Floats) -> tuple[Floats, Floats]:
-    """(plans, types): seconds the host needs to launch a micro-batch forward, and backward with what is
-    recomputed. The slower of host and GPU sets the pace, in each direction apart."""
-    per_layer = c.per_rank([t.host[priced.of_plan] for t in priced.times])
-    ends = np.where(c.first + c.last > 0, c.stack.host_micro_s / 2, 0.0)
-    return per_layer + ends, per_layer * (c.stack.host_backward + recomputed) + ends
+def part_means(c: Context, priced: Priced) -> tuple[dict[str, Floats], dict[str, Floats]]:
+    """Seconds of one micro-batch by part, and hidden transfers, averaged over pipeline ranks, for each
+    plan: the whole model's layers over ``pp``, however they are split."""
+    counts = [float(sum(layer == kind for layer in (*c.model.layers, *c.model.mtp))) for kind in c.kinds]
+    ends, pp = priced.ends, c.plans.pp
+
+    def total(values: list[Floats]) -> Floats:
+        return np.asarray(sum(n * v for n, v in zip(counts, values, strict=True)))
+
+    parts = {name: total([t.forward[name] + t.backward[name] for t in priced.times]) for name in PARTS}
+    parts["elementwise"] = parts["elementwise"] + ends.embedding_forward + ends.embedding_backward
+    parts["head and loss"] = ends.head_forward + ends.head_backward
+    hidden = {name: total([t.hidden[name] for t in priced.times]) for name in ("tp", "cp", "ep")}
+    at = priced.of_plan
+    return {k: v[at] / pp for k, v in parts.items()}, {k: v[at] / pp for k, v in hidden.items()}
 
 
 def gathering(c: Context, forward: Floats, backward: Floats) -> tuple[Floats, Floats, Floats]:
@@ -79,30 +118,35 @@ def gathering(c: Context, forward: Floats, backward: Floats) -> tuple[Floats, Fl
     of its neighbour, so what exceeds computing is exposed; the first unit's gathering and the last
     one's scattering always are.
     """
-    zero = np.zeros_like(forward)
-    if not c.gathers.any():
-        return zero, zero, zero
+    exposed_f, exposed_b, hidden = (np.zeros_like(forward) for _ in range(3))
+    rows = np.flatnonzero(c.gathers)
+    if not len(rows):
+        return exposed_f, exposed_b, hidden
+    some = c if len(rows) == len(c.plans) else c.take(rows)
+    p = some.plans
+    first, of = distinct((p.tp, p.cp, p.dp, p.pp, p.ep, p.etp))
+    units = some.take(first)
 
     def transfer(op: str, element_bytes: float) -> Floats:
+        links, u = c.links, units.plans
         per_kind = []
         for q in c.parameters:
-            seconds = c.links.seconds(op, q.dense / c.plans.tp * element_bytes, c.dense_group, c.spans["dp"])
+            seconds = links.seconds(op, q.dense / u.tp * element_bytes, units.dense_group, units.spans["dp"])
             if q.experts:
-                size = q.experts / (c.plans.ep * c.plans.etp) * element_bytes
-                seconds = seconds + c.links.seconds(op, size, c.expert_group, c.spans["edp"])
-            per_kind.append(seconds)
-        vocab = c.links.seconds(op, c.vocabulary_parameters * element_bytes, c.dense_group, c.spans["dp"])
-        copies = c.first * 1.0 + c.last * (0.0 if c.model.tied_embeddings else 1.0)
-        return c.per_rank(per_kind) + vocab[:, None] * copies
+                size = q.experts / (u.ep * u.etp) * element_bytes
+                seconds = seconds + links.seconds(op, size, units.expert_group, units.spans["edp"])
+            per_kind.append(seconds[of])
+        vocab = links.seconds(op, units.vocabulary_parameters * element_bytes, units.dense_group, units.spans["dp"])
+        copies = some.first + some.last * (0.0 if c.model.tied_embeddings else 1.0)
+        return some.per_rank(per_kind) + vocab[of][:, None] * copies
 
-    on = c.gathers[:, None]
-    units = np.maximum(c.layers.sum(axis=2), 1.0)
-    gather = np.where(on, transfer("all_gather", 2.0), 0.0)
-    scatter = np.where(on, transfer("reduce_scatter", c.stack.reduce_bytes), 0.0)
+    layers = np.maximum(some.layers.sum(axis=2), 1.0)
+    gather, scatter = transfer("all_gather", 2.0), transfer("reduce_scatter", c.stack.reduce_bytes)
     ahead = c.stack.fsdp_overlap
-    exposed_f = np.maximum(gather - ahead * forward, gather / units)
-    exposed_b = np.maximum(gather + scatter - ahead * backward, scatter / units)
-    return exposed_f, exposed_b, 2 * gather + scatter - exposed_f - exposed_b
+    exposed_f[rows] = np.maximum(gather - ahead * forward[rows], gather / layers)
+    exposed_b[rows] = np.maximum(gather + scatter - ahead * backward[rows], scatter / layers)
+    hidden[rows] = 2 * gather + scatter - exposed_f[rows] - exposed_b[rows]
+    return exposed_f, exposed_b, hidden
 
 
 def hop_seconds(c: Context, priced: Priced) -> Floats:
@@ -138,31 +182,30 @@ def pipeline_parts(c: Context, priced: Priced, recomputed: Floats) -> Pipeline:
     ``imbalance`` is what the slowest rank has more."""
     p, m = c.plans, c.micro_batches
     work = rank_work(c, priced, recomputed)
-    busy, rows = work.busy, np.arange(len(p))
+    parts, hidden = part_means(c, priced)
+    rows = np.arange(len(p))
 
     def mean(value: Floats) -> Floats:
         return np.asarray(np.einsum("pt,pt->p", value, c.ranks) / p.pp)
 
-    slowest = np.argmax(np.where(c.ranks > 0, busy, -1.0), axis=1)
-    busy_max, forward_max = busy[rows, slowest], work.forward[rows, slowest]
+    slowest = np.argmax(np.where(c.ranks > 0, work.busy, -1.0), axis=1)
+    busy_max, forward_max = work.busy[rows, slowest], work.forward[rows, slowest]
     weight_max = work.weight[rows, slowest]
+    busy, forward, weight = mean(work.busy), mean(work.forward), mean(work.weight)
     hop = hop_seconds(c, priced)
     stages = (
         forward_max, busy_max - forward_max - weight_max, weight_max,
-        mean(work.forward) * p.pp, mean(busy - work.forward - work.weight) * p.pp, mean(work.weight) * p.pp,
+        forward * p.pp, (busy - forward - weight) * p.pp, weight * p.pp,
     )  # fmt: skip
     _, bubble = step_time(p.schedule, p.pp, p.vp, m, *stages, 0.0)
     _, waiting = step_time(p.schedule, p.pp, p.vp, m, *stages, hop)
-    time = {name: m * mean(value) for name, value in work.parts.items()}
-    time["imbalance"] = m * (busy_max - mean(busy))
+    parts |= {"recompute": mean(work.recompute), "host": mean(work.host), "dp": mean(work.gather)}
+    time = {name: m * value for name, value in parts.items()}
+    time["imbalance"] = m * (busy_max - busy)
     time["bubble"] = np.where(p.pp > 1, bubble, 0.0)
     steady = np.where((p.vp > 1) & ~np.bool_(c.stack.p2p_overlap), 2.0 * p.vp * hop * m, 0.0)
     time["pp"] = np.where(p.pp > 1, waiting - bubble + steady, 0.0)
-    hidden = {
-        name: m * mean(c.per_rank([t.hidden[name][priced.of_plan] for t in priced.times]))
-        for name in ("tp", "cp", "ep")
-    }
-    hidden["dp"] = m * mean(work.hidden)
+    hidden = {name: m * value for name, value in hidden.items()} | {"dp": m * mean(work.gather_hidden)}
     return Pipeline(time=time, hidden=hidden, forward=forward_max, backward=busy_max - forward_max)
 
 
@@ -180,8 +223,7 @@ def step_parts(c: Context, priced: Priced, recompute_layers: Ints) -> tuple[dict
     split, dp_if = c.splits.of_plan, np.where(c.gathers, p.dp, 0)
     first, of = distinct((priced.of_plan, split, recompute_layers, p.schedule, p.dp, dp_if, c.sequences))
     some = c.take(first)
-    held = np.maximum(some.layers.sum(axis=2), 1)
-    recomputed = np.minimum(np.maximum(recompute_layers[first], 0)[:, None] / held, 1.0)
+    recomputed = recomputed_share(recompute_layers[first][:, None], some.layers.sum(axis=2))
     pipeline = pipeline_parts(some, priced.take(first), recomputed).gather(of)
     first, of = distinct((split, p.tp, p.cp, p.dp, p.ep, p.etp, p.sharding, p.schedule))
     some = c.take(first)
