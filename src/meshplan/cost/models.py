@@ -8,7 +8,7 @@ from operator import attrgetter
 from meshplan.cost.costs import CostModel
 from meshplan.errors import UnknownNameError
 
-DEFAULT = "handbook"
+DEFAULT = "full"
 """What prices plans unless another is asked for."""
 COST_MODELS = {
     "full": "meshplan.cost.full.model:FullModel.of",
