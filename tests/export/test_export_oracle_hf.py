@@ -83,7 +83,9 @@ def test_deepspeed_reads_our_configuration(tmp_path: Path, monkeypatch: pytest.M
             )
 
 
-@pytest.mark.skipif(missing("accelerate"), reason="ORACLE NOT RUN: accelerate is not installed")
+@pytest.mark.skipif(
+    missing("accelerate") or missing("transformers"), reason="ORACLE NOT RUN: accelerate and transformers are not installed"
+)
 def test_accelerate_reads_our_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from accelerate.commands.config.config_args import load_config_from_file
     from accelerate.parallelism_config import ParallelismConfig
@@ -120,7 +122,9 @@ def test_accelerate_reads_our_configuration(tmp_path: Path, monkeypatch: pytest.
         assert plugin.activation_checkpointing == (plan.recompute_layers == ALL_LAYERS)
 
 
-@pytest.mark.skipif(missing("accelerate"), reason="ORACLE NOT RUN: accelerate is not installed")
+@pytest.mark.skipif(
+    missing("accelerate") or missing("transformers"), reason="ORACLE NOT RUN: accelerate and transformers are not installed"
+)
 def test_accelerate_launch_takes_our_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The words of run.sh after ``accelerate launch``, through accelerate's own parser."""
     from accelerate.commands.launch import _validate_launch_command, launch_command_parser

@@ -81,9 +81,9 @@ def fit_deepspeed(fitting: Fitting) -> None:
             "sharding", "zero1", "ZeRO-2 and ZeRO-3 are incompatible with DeepSpeed's pipeline engine",
             asked=plan.sharding.label, sharding=Sharding.ZERO1,
         )  # fmt: skip
-    if fitting.plan.replicas > 1 and fitting.plan.sharding is not Sharding.ZERO3:
+    if fitting.plan.replicas > 1:
         fitting.change(
-            "replicas", "1", "DeepSpeed keeps replicas of shards only with ZeRO-3 (MiCS)",
+            "replicas", "1", "DeepSpeed keeps no replicas of shards (MiCS was removed)",
             asked=str(plan.replicas), replicas=1,
         )  # fmt: skip
     fit_whole_recompute(fitting, "DeepSpeed")
@@ -108,8 +108,6 @@ def configuration(job: Job, plan: Plan) -> dict[str, Any]:
     zero: dict[str, Any] = {"stage": int(plan.sharding)}
     if plan.sharding >= Sharding.ZERO1:
         zero |= {"overlap_comm": True, "contiguous_gradients": True, "reduce_scatter": True}
-    if plan.replicas > 1:
-        zero["mics_shard_size"] = plan.dp * plan.cp // plan.replicas
     found: dict[str, Any] = {
         "train_batch_size": workload.gbs,
         "train_micro_batch_size_per_gpu": plan.mbs,

@@ -289,10 +289,12 @@ def read_deepspeed(data: Mapping[str, Any], what: str, script: Settings | None =
             )
         else:
             columns["dp"] = dp
-    shards = zero.count("mics_shard_size", low=-1) or zero.count("zero_hpz_partition_size")
     columns["replicas"] = 1
-    if shards and shards > 1 and zero.values.get("mics_shard_size") and "dp" in columns:
-        columns["replicas"] = max(1, columns["dp"] * cp // shards)
+    shards = zero.count("mics_shard_size", low=-1)
+    if shards and shards > 1:
+        found.notes.append("mics_shard_size (MiCS) was removed from DeepSpeed in 0.19; releases before it still take it")
+        if "dp" in columns:
+            columns["replicas"] = max(1, columns["dp"] * cp // shards)
     if pp > 1 and sharding >= Sharding.ZERO2:
         found.problems.append(
             f"ZeRO-{stage} is incompatible with DeepSpeed's pipeline engine (pipeline.stages {pp})"
