@@ -7,6 +7,7 @@ import time
 import numpy as np
 import pytest
 
+from meshplan.errors import InputError
 from meshplan.schedule.closed_form import CODES, in_flight, step_time
 from meshplan.schedule.generate import SCHEDULES, make_order
 from meshplan.schedule.simulate import simulate
@@ -92,8 +93,26 @@ def test_in_flight_equals_the_simulation(name: str, ranks: int) -> None:
             assert formula == pytest.approx(run.peak_in_flight / stages)
 
 
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize(("ranks", "micro_batches"), [(16, 24), (8, 12), (6, 9), (4, 5), (8, 4), (6, 3)])
+def test_in_flight_of_any_count(name: str, ranks: int, micro_batches: int) -> None:
+    """Micro-batches that ranks do not divide, and fewer than ranks."""
+    for vp in (2, 4) if name in ("interleaved", "looped-bfs", "zb-h1") else (None,):
+        try:
+            order = make_order(name, ranks=ranks, micro_batches=micro_batches, vp=vp, unfilled=True)
+        except InputError:
+            continue
+        run = simulate(order, forward=1, backward_input=1, weight=1)
+        stages = order.stages // ranks
+        formula = in_flight(CODES[name], ranks, stages, micro_batches, np.arange(ranks))
+        if name in ("v-half", "v-min"):
+            assert (formula >= run.peak_in_flight / stages).all()
+        else:
+            assert formula == pytest.approx(run.peak_in_flight / stages)
+
+
 def test_no_more_alive_than_micro_batches() -> None:
-    assert in_flight([1, 2, 4, 5, 6, 9], 8, [1, 4, 1, 1, 2, 1], 2, 0).tolist() == [2, 2, 2, 2, 2, 2]
+    assert in_flight([1, 2, 4, 5, 6, 9], 8, [1, 4, 1, 1, 2, 1], 2, 0).tolist() == [2, 2, 2, 2, 1.5, 2]
 
 
 def test_fewer_micro_batches_than_ranks() -> None:

@@ -106,6 +106,45 @@ def test_llama_3_405b() -> None:
     assert split.counts == (7, *[8] * 14, 7)
 
 
+@pytest.mark.parametrize("vp", [1, 4, 8])
+def test_llama_3_405b_interleaved(vp: int) -> None:
+    """With eight stages a rank the paper's first and last hold no layer, only embedding and head."""
+    split = best_split([1.0] * 126, ranks=16, vp=vp, embedding=0.02, head=0.66, least_ends=0)
+    assert split is not None
+    assert split.exact
+    assert split.rank_costs == pytest.approx((7.02, *[8] * 14, 7.66))
+    each = 8 // vp
+    assert split.counts == (each - 1, *[each] * (16 * vp - 2), each - 1)
+
+
+def test_few_kinds_of_layers_are_proven() -> None:
+    """DeepSeek-V3: 3 dense and 58 MoE layers, head and MTP block worth 1.7, two stages on each of 16 ranks.
+
+    59.8 over 16 ranks is 3.74 and 0.11 for the ends; a rank without ends and dense layers costs whole
+    numbers, so fewer than 4 cannot do.
+    """
+    split = best_split([0.6] * 3 + [1.0] * 58, ranks=16, vp=2, embedding=0.02, head=1.7, least_ends=0)
+    assert split is not None
+    assert split.exact
+    assert split.bottleneck == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_ends_may_be_empty(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    ranks, vp = int(rng.integers(2, 4)), int(rng.integers(1, 3))
+    n = int(rng.integers(ranks * vp - 2, 8)) if ranks * vp < 9 else 8
+    n = max(n, ranks * vp - 2)
+    first, last = (rng.random(2) * 3).tolist()
+    split = best_split([1.0] * n, ranks=ranks, vp=vp, embedding=first, head=last, least_ends=0)
+    assert split is not None
+    assert min(split.counts[1:-1], default=1) >= 1
+    assert sum(split.counts) == n
+    free = smallest_bottleneck([1.0] * n, ranks, vp, False, first, last, 0)
+    held = smallest_bottleneck([1.0] * n, ranks, vp, False, first, last, 1) if n >= ranks * vp else np.inf
+    assert free - 1e-9 <= split.bottleneck <= held + 1e-9
+
+
 @pytest.mark.parametrize("layers", [61, 94, 126, 30])
 @pytest.mark.parametrize("ranks", [4, 8, 16])
 def test_layers_that_do_not_divide(layers: int, ranks: int) -> None:

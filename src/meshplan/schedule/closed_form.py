@@ -129,7 +129,9 @@ def _zb_h1(c: _Case) -> Floats:
 
 
 def _zb_h2(c: _Case) -> Floats:
-    return np.maximum(c.fr + c.br - 2 * c.wr, c.fr)
+    """The last shape is the wait of the first rank for its first gradient, less its forwards meanwhile."""
+    ahead = np.minimum(c.m, 2 * c.p - 1) - 1
+    return _most(c.fr + c.br - 2 * c.wr, c.fr, c.fr + c.br - ahead * c.f)
 
 
 def _zb_v(c: _Case) -> Floats:
@@ -247,11 +249,12 @@ def in_flight(schedule: Any, p: Any, v: Any, m: Any, rank: Any, group: Any = Non
 
     ``rank`` counts from 0 (the one with the embedding). A micro-batch in one of a rank's ``v``
     stages counts ``1 / v``. ``group`` is Megatron's micro-batch group size of the interleaved and
-    ZB-H1 schedules (``p`` when not given). DualPipe keeps two copies of the model: its unit is the
-    stage of one.
+    ZB-H1 schedules (when not given that of ``generate.make_order``: ``p`` where it divides the
+    micro-batches). DualPipe keeps two copies of the model: its unit is the stage of one.
     """
-    columns = (schedule, p, v, m, rank, p if group is None else group)
-    code, p, v, m, i, n = np.broadcast_arrays(*(np.asarray(x, dtype=np.float64) for x in columns))
+    columns = (schedule, p, v, m, rank)
+    code, p, v, m, i = np.broadcast_arrays(*(np.asarray(x, dtype=np.float64) for x in columns))
+    n = _default_group(p, m) if group is None else np.asarray(group, dtype=np.float64)
     counts = [
         m,
         p - i,
@@ -259,7 +262,7 @@ def in_flight(schedule: Any, p: Any, v: Any, m: Any, rank: Any, group: Any = Non
         m,
         (p + (v - 1) * n) / v,
         2 * p - 1,
-        p,
+        np.minimum(p, (m + i + 1) / 2),
         np.floor((p + 2) / 2),
         np.floor((p + 4) / 3),
         p + 1,
@@ -268,3 +271,9 @@ def in_flight(schedule: Any, p: Any, v: Any, m: Any, rank: Any, group: Any = Non
     alive = np.select([code == k for k in range(len(counts))], counts, np.nan)
     held: Floats = np.minimum(alive, m)
     return held
+
+
+def _default_group(p: Floats, m: Floats) -> Floats:
+    """Micro-batches that go through a rank's stages together: equal rounds of ``p`` or a few more, or all."""
+    even = m / np.maximum(np.floor(m / p), 1.0)
+    return np.where(even == np.floor(even), even, m)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 
 import numpy as np
@@ -60,39 +61,46 @@ def best_split(
     mtp: float | None = None,
     memory: MemoryLimit | None = None,
     least: int = 1,
+    least_ends: int | None = None,
 ) -> Split | None:
     """The split of layers over ``ranks · vp`` stages with the smallest cost of the busiest rank.
 
     ``costs`` are one a layer, in model order, in any one unit; ``embedding``, ``head`` and ``mtp`` in
-    the same. Every stage gets at least ``least`` layers (an MTP block counts as one). Of several best
+    the same. Every stage gets at least ``least`` layers (an MTP block counts as one), the first and the
+    last, which hold embedding and head, at least ``least_ends`` (``least`` if not given). Of several best
     splits an even one is taken.
 
     Exact for one stage a rank, and for more if all layers cost the same (without memory limit and MTP
-    block); otherwise a local search, and ``Split.exact`` says whether it met the lower bound. ``None``
+    block); otherwise a local search, and ``Split.exact`` says whether it met a lower bound. ``None``
     if no split fits the memory. Raises InputError if there are too few layers, or a cost is not a number.
     """
     items = [float(c) for c in costs] + ([] if mtp is None else [mtp])
     if not all(0 <= c < np.inf for c in (*items, embedding, head)):
         raise InputError("layer costs must be 0 or more, none of them NaN or infinite")
     stages = ranks * vp
-    if len(items) < stages * least:
+    fewest = [least] * stages
+    fewest[0] = fewest[-1] = least if least_ends is None else least_ends
+    if len(items) < sum(fewest):
+        more = "" if least_ends is None else f", {least_ends} on the first and the last"
+        most = (len(items) - sum(fewest)) // least + stages
         raise InputError(
-            f"{len(costs)} layers cannot put {least} on each of {stages} stages: "
-            f"use at most {len(items) // least} stages"
+            f"{len(costs)} layers cannot put {least} on each of {stages} stages{more}: "
+            f"use at most {most} stages"
         )
-    fill = _Fill(items, stages, embedding, head, least, memory)
+    fill = _Fill(items, stages, embedding, head, fewest, memory)
     equal = memory is None and mtp is None and len(set(items)) == 1
+    home = rank_of_stage(stages, ranks, v_shaped=v_shaped)
+    floor = 0.0
     if vp == 1:
         bounds = fill.best()
     elif equal:
         bounds = _equal_layers(fill, ranks, v_shaped)
     else:
-        bounds = _searched(fill, ranks, v_shaped, memory)
+        floor = _least_bottleneck(fill, home, ranks)
+        bounds = _searched(fill, ranks, v_shaped, memory, floor)
     if bounds is None:
         return None
-    home = rank_of_stage(stages, ranks, v_shaped=v_shaped)
     rank_costs = np.bincount(home, weights=fill.loads(np.array(bounds)), minlength=ranks)
-    floor = max(rank_costs.sum() / ranks, max(items, default=0.0), embedding, head)
     return Split(
         counts=tuple(np.diff(np.minimum(bounds, len(costs))).tolist()),
         mtp_stage=None if mtp is None else bisect_right(bounds, len(costs)) - 1,
@@ -121,10 +129,13 @@ class _Fill:
         stages: int,
         first: float,
         last: float,
-        least: int,
+        fewest: list[int],
         memory: MemoryLimit | None,
     ) -> None:
-        self.count, self.stages, self.least = len(items), stages, least
+        self.count, self.stages, self.fewest = len(items), stages, fewest
+        # Items that the stages before each one hold at least, and all from it on.
+        self.before = [0, *accumulate(fewest)]
+        self.items = items
         self.total = [0.0, *accumulate(items)]
         self.extra = [0.0] * stages
         self.extra[0] += first
@@ -147,7 +158,7 @@ class _Fill:
         if self.kept is not None:
             kept = self.kept[stage]
             at = min(at, bisect_right(kept, kept[start] + self.room[stage]) - 1)
-        return min(at, self.count - self.least * (self.stages - 1 - stage))
+        return min(at, self.count - self.before[-1] + self.before[stage + 1])
 
     def start(self, stage: int, stop: int, bound: float) -> int:
         """How early a stage that ends at ``stop`` can begin."""
@@ -155,7 +166,7 @@ class _Fill:
         if self.kept is not None:
             kept = self.kept[stage]
             at = max(at, bisect_left(kept, kept[stop] - self.room[stage]))
-        return max(at, self.least * stage)
+        return max(at, self.before[stage])
 
     def forward(self, bound: float) -> tuple[bool, float]:
         """Whether a split within ``bound`` exists; and the least larger bound that lets a stage take more."""
@@ -166,7 +177,7 @@ class _Fill:
             more = self.total[min(taken + 1, self.count)] - self.total[at] + self.extra[stage]
             if more > bound + self.slack:
                 larger = min(larger, more)
-            if stop < at + self.least:
+            if stop < at + self.fewest[stage]:
                 if self.extra[stage] > bound:
                     larger = min(larger, self.extra[stage])
                 return False, larger
@@ -202,7 +213,7 @@ class _Fill:
         bounds = [0]
         for stage in range(self.stages - 1):
             aim = share * (stage + 1) - self.extra[0]
-            low = max(earliest[stage + 1], bounds[-1] + self.least)
+            low = max(earliest[stage + 1], bounds[-1] + self.fewest[stage])
             high = self.stop(stage, bounds[-1], bound)
             at = bisect_left(self.total, aim, low, high)
             if at > low and aim - self.total[at - 1] <= self.total[at] - aim:
@@ -215,7 +226,7 @@ def _equal_layers(fill: _Fill, ranks: int, v_shaped: bool) -> list[int]:
     """Layers of equal cost: each goes to the rank that has least with it, then evenly over its stages."""
     stages, cost = fill.stages, fill.total[1]
     home = rank_of_stage(stages, ranks, v_shaped=v_shaped)
-    counts = np.full(stages, fill.least)
+    counts = np.array(fill.fewest)
     rank_cost = np.bincount(home, weights=fill.extra + counts * cost, minlength=ranks)
     stage_cost = fill.extra + counts * cost
     for _ in range(fill.count - int(counts.sum())):
@@ -230,10 +241,14 @@ def _equal_layers(fill: _Fill, ranks: int, v_shaped: bool) -> list[int]:
     return np.append(0, np.cumsum(counts)).tolist()
 
 
-def _searched(fill: _Fill, ranks: int, v_shaped: bool, memory: MemoryLimit | None) -> list[int] | None:
-    """Move layers between stages while the busiest rank gains; from an even and from the best stage split."""
-    onto = np.eye(ranks)[rank_of_stage(fill.stages, ranks, v_shaped=v_shaped)]
-    moves = _moves(fill.stages)
+def _searched(
+    fill: _Fill, ranks: int, v_shaped: bool, memory: MemoryLimit | None, enough: float
+) -> list[int] | None:
+    """Move layers between stages while the busiest rank gains, and until it costs ``enough``; from an
+    even split, from one aimed at equal ranks and from the best split by stages."""
+    home = rank_of_stage(fill.stages, ranks, v_shaped=v_shaped)
+    onto = np.eye(ranks)[home]
+    fewest = np.array(fill.fewest)
 
     def rated(many: npt.NDArray[np.int64]) -> Floats:
         """(…, 3): bytes over the limit, cost of the busiest rank, unevenness; all small, in this order."""
@@ -247,32 +262,116 @@ def _searched(fill: _Fill, ranks: int, v_shaped: bool, memory: MemoryLimit | Non
 
     def improved(bounds: npt.NDArray[np.int64]) -> tuple[tuple[float, ...], list[int]]:
         now = tuple(rated(bounds).tolist())
-        while True:
-            tried = bounds + moves
-            tried = tried[(np.diff(tried, axis=1) >= fill.least).all(axis=1)]
+        while now[0] > 0 or now[1] > enough + fill.slack:
+            busiest = None
+            if fill.stages > _ALL_MOVES and memory is None:
+                cost = fill.loads(bounds) @ onto
+                busiest = tuple(np.flatnonzero(cost[home] >= cost.max() - fill.slack).tolist())
+            tried = bounds + _moves(fill.stages, busiest)
+            tried = tried[(np.diff(tried, axis=1) >= fewest).all(axis=1)]
             if not len(tried):
-                return now, bounds.tolist()
+                break
             ratings = rated(tried)
             best = int(np.lexsort(ratings.T[::-1])[0])
             rating = tuple(ratings[best].tolist())
             if not rating < tuple(x * (1 - 1e-12) for x in now):
-                return now, bounds.tolist()
+                break
             bounds, now = tried[best], rating
+        return now, bounds.tolist()
 
-    starts = [np.linspace(0, fill.count, fill.stages + 1).astype(np.int64)]
-    by_stage = fill.best()
-    if by_stage is not None:
-        starts.append(np.array(by_stage))
-    (over, *_), bounds = min(improved(start) for start in starts)
+    found: list[tuple[tuple[float, ...], list[int]]] = []
+    for start in (_aimed(fill, home, ranks), _even(fill), fill.best()):
+        if start is not None:
+            found.append(improved(np.array(start)))
+            if found[-1][0][0] == 0 and found[-1][0][1] <= enough + fill.slack:
+                break
+    (over, *_), bounds = min(found)
     return None if over > 0 else bounds
 
 
-def _moves(stages: int) -> npt.NDArray[np.int64]:
-    """Changes of the bounds that move one layer's worth from one stage to another, those between shifting."""
-    rows = []
-    for low in range(1, stages):
-        for high in range(low, stages):
-            row = np.zeros(stages + 1, dtype=np.int64)
-            row[low : high + 1] = 1
-            rows += [row, -row]
-    return np.array(rows)
+def _even(fill: _Fill) -> list[int]:
+    """As many layers on every stage, but no fewer than it must have."""
+    cuts = np.linspace(0, fill.count, fill.stages + 1).astype(np.int64)
+    return _allowed(fill, cuts.tolist())
+
+
+def _aimed(fill: _Fill, home: npt.NDArray[np.int64], ranks: int) -> list[int]:
+    """Bounds next to where stages would end if layers could be cut: a rank's stages share evenly what its
+    ends leave of an equal part of all."""
+    extra = np.bincount(home, weights=fill.extra, minlength=ranks)
+    stages = fill.stages // ranks
+    whole = fill.total[-1]
+    room = np.maximum((whole + extra.sum()) / ranks - extra, 0.0)
+    ends = np.cumsum((room * whole / max(room.sum(), 1e-300) / stages)[home])
+    total = np.array(fill.total)
+    after = np.clip(np.searchsorted(total, ends), 1, fill.count)
+    nearer = after - (ends - total[after - 1] <= total[after] - ends)
+    return _allowed(fill, [0, *nearer[:-1].tolist(), fill.count])
+
+
+def _allowed(fill: _Fill, bounds: list[int]) -> list[int]:
+    """The nearest bounds that leave every stage its fewest layers."""
+    for stage in range(fill.stages):
+        bounds[stage + 1] = max(bounds[stage + 1], bounds[stage] + fill.fewest[stage])
+        most = fill.count - fill.before[-1] + fill.before[stage + 1]
+        bounds[stage + 1] = min(bounds[stage + 1], most)
+    return bounds
+
+
+_ALL_MOVES = 40
+"""Stages up to which every move is tried; beyond, those that touch the busiest rank."""
+
+
+@lru_cache(maxsize=256)
+def _moves(stages: int, busiest: tuple[int, ...] | None) -> npt.NDArray[np.int64]:
+    """Changes of the bounds that move one layer's worth from one stage to another, those between shifting.
+
+    With ``busiest`` those from its stages only, and those of a single bound.
+    """
+    pairs = np.array([(low, high) for low in range(1, stages) for high in range(low, stages)])
+    if not len(pairs):
+        return np.zeros((0, stages + 1), dtype=np.int64)
+    if busiest is not None:
+        # Bounds low to high lie between stages low - 1 and high.
+        touches = np.isin(pairs[:, 0] - 1, busiest) | np.isin(pairs[:, 1], busiest)
+        pairs = pairs[touches | (pairs[:, 0] == pairs[:, 1])]
+    bound = np.arange(stages + 1)
+    rows = ((bound >= pairs[:, :1]) & (bound <= pairs[:, 1:])).astype(np.int64)
+    return np.concatenate([rows, -rows])
+
+
+def _least_bottleneck(fill: _Fill, home: npt.NDArray[np.int64], ranks: int) -> float:
+    """A bound below which no split can get: of what ranks can hold, were layers not in order.
+
+    With few kinds of layers a rank can cost only certain sums of them; the bound is the least cost for
+    which the largest such sums, rank by rank, hold all layers.
+    """
+    items, extra = fill.items, np.bincount(home, weights=fill.extra, minlength=ranks)
+    average = (fill.total[-1] + sum(fill.extra)) / ranks
+    floor = max(average, max(items, default=0.0), *fill.extra)
+    kinds = sorted({c for c in items if c > 0})
+    most = floor + max(items, default=0.0)
+    if not 0 < len(kinds) <= 4:
+        return floor
+    sums = np.zeros(1)
+    for cost in kinds:
+        counts = np.arange(min(items.count(cost), int(most / cost)) + 1)
+        sums = np.add.outer(sums, counts * cost).ravel()
+        sums = np.unique(np.round(sums[sums <= most + fill.slack], 12))
+        if len(sums) > _MOST_SUMS:
+            return floor
+    bounds = np.unique(np.add.outer(sums, np.unique(extra)))
+    bounds = bounds[bounds >= floor - fill.slack]
+    low, high = 0, len(bounds)
+    while low < high:
+        middle = (low + high) // 2
+        left = bounds[middle] - extra + fill.slack
+        room = sums[np.maximum(np.searchsorted(sums, left, side="right") - 1, 0)]
+        if (left >= 0).all() and room.sum() >= fill.total[-1] - fill.slack:
+            high = middle
+        else:
+            low = middle + 1
+    return float(bounds[low]) if low < len(bounds) else floor
+
+
+_MOST_SUMS = 20_000
