@@ -17,6 +17,8 @@ AUTO_LAYERS = -1
 """In ``recompute_layers``: the cost model recomputes as few layers as fit the memory."""
 ALL_LAYERS = 1 << 20
 """In ``recompute_layers``: every layer of the stage."""
+AUTO_LAYOUT = -2
+"""In ``layout``: the cost model cuts the layers so that the busiest rank has least to do."""
 DEFAULT_ORDER = ("tp", "cp", "ep", "dp", "pp")
 
 
@@ -70,7 +72,8 @@ class Plans:
     """A struct of equally long int64 arrays, one entry a plan.
 
     Choice columns hold the codes of ``plan.kinds``. ``layout`` indexes ``layouts``; -1 means as even
-    as the ends allow. ``order`` (inner to outer) is shared by all plans of a table.
+    as the ends allow, ``AUTO_LAYOUT`` that the cost model chooses. ``order`` (inner to outer) is shared
+    by all plans of a table.
     """
 
     tp: Ints
@@ -134,7 +137,11 @@ class Plans:
         layouts = tuple(dict.fromkeys(layout for table in tables for layout in table.layouts))
         index = {layout: i for i, layout in enumerate(layouts)}
         columns = {c: np.concatenate([getattr(table, c) for table in tables]) for c in _INT_COLUMNS}
-        moved = [np.array([*(index[own] for own in t.layouts), -1], dtype=np.int64)[t.layout] for t in tables]
+        # Read from the end, -1 and AUTO_LAYOUT stand for themselves.
+        moved = [
+            np.array([*(index[own] for own in t.layouts), AUTO_LAYOUT, -1], dtype=np.int64)[t.layout]
+            for t in tables
+        ]
         return cls(**columns, layout=np.concatenate(moved), layouts=layouts, order=tables[0].order)
 
     def take(self, index: Any) -> Plans:

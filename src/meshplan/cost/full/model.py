@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -10,13 +10,14 @@ from meshplan.cluster.cluster import Cluster
 from meshplan.cluster.profile import Profile, load_profile
 from meshplan.cost.costs import Costs
 from meshplan.cost.full.context import Context
+from meshplan.cost.full.cut import choose_layouts
 from meshplan.cost.full.layers import price_layers
 from meshplan.cost.full.memory import memory_limit, peak
 from meshplan.cost.full.stack import Stack, load_stack
 from meshplan.cost.full.step import step_parts
 from meshplan.model.flops import flop_per_token
 from meshplan.model.model import Model
-from meshplan.plan.plans import Ints, Plans
+from meshplan.plan.plans import AUTO_LAYOUT, Ints, Plans
 from meshplan.plan.workload import Workload
 
 PEAK_OF = {"bf16": "bf16", "fp16": "bf16", "fp8": "fp8", "mxfp8": "fp8", "nvfp4": "fp4", "fp32": "fp32"}
@@ -31,6 +32,8 @@ class FullModel:
     profile: Profile | None = None
     """Curves to use instead of the ones shipped for the cluster's GPU."""
     name: str = "full"
+    chooses_layouts: bool = True
+    """Plans whose layout is ``AUTO_LAYOUT`` get the cut of layers with the least busy busiest rank."""
 
     @classmethod
     def of(cls, stack: str = "megatron-core-2025") -> FullModel:
@@ -50,6 +53,9 @@ class FullModel:
             profile=self.profile or load_profile(cluster.gpu.name), gbs=gbs,
         )  # fmt: skip
         priced = price_layers(c)
+        if (plans.layout == AUTO_LAYOUT).any():
+            plans = choose_layouts(c, priced)
+            c = replace(c, plans=plans)
         memory = peak(c, priced)
         time, hidden = step_parts(c, priced, memory.recompute_layers)
         step = np.asarray(sum(time.values()))

@@ -1,0 +1,116 @@
+"""Which layers go on which stage where a plan leaves it open: the cut with the least busy busiest rank.
+
+What layers, embedding and head cost against each other depends on few things, so that one cut serves
+all plans of the same pipeline whose costs agree to a sixteenth of a layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+
+from meshplan.cost.costs import Floats
+from meshplan.cost.full.context import Context
+from meshplan.cost.full.distinct import distinct
+from meshplan.cost.full.layers import Priced
+from meshplan.cost.full.stages import V_SHAPED, even_layout
+from meshplan.plan.kinds import Schedule
+from meshplan.plan.plans import AUTO_LAYOUT, Ints, Plans
+from meshplan.schedule.layout import best_split, rank_of_stage
+
+GRAIN = 16
+"""Costs are compared in this part of a layer."""
+WORTH = 0.01
+"""An uneven cut of layers that divide must spare the busiest rank this share of its work: even stages
+are simpler to launch, and their pipeline has no uneven chunks to wait for."""
+LOOPED, FOLDED, BOTH_WAYS = range(3)
+"""How stages lie on ranks: round after round, back and forth, or from both ends at once (DualPipe)."""
+
+Layout = tuple[int, ...]
+
+
+def choose_layouts(c: Context, priced: Priced) -> Plans:
+    """The plans with every layout chosen that they leave open."""
+    p = c.plans
+    rows = np.flatnonzero(p.layout == AUTO_LAYOUT)
+    if not len(rows):
+        return p
+    grains, of_key = np.unique(_grains(c, priced), axis=0, return_inverse=True)
+    grain = np.ravel(of_key)[priced.of_plan[rows]]
+    shape = shapes(p.schedule[rows])
+    columns = (grain, p.pp[rows], p.vp[rows], shape)
+    first, of = distinct(columns)
+    known = {layout: i for i, layout in enumerate(p.layouts)}
+    chosen = np.full(len(first), -1, dtype=np.int64)
+    for i, row in enumerate(first.tolist()):
+        if columns[1][row] == 1:
+            continue
+        costs = tuple(grains[grain[row]].tolist())
+        cut = best_cut(costs, c.model.kind_ids, *(int(column[row]) for column in columns[1:]))
+        if cut is not None:
+            chosen[i] = known.setdefault(cut, len(known))
+    layout = p.layout.copy()
+    layout[rows] = chosen[of]
+    return replace(p, layout=layout, layouts=tuple(known))
+
+
+def shapes(schedule: Ints) -> Ints:
+    """How each schedule lays stages on ranks."""
+    folded = np.isin(schedule, [int(s) for s in V_SHAPED])
+    return np.where(schedule == Schedule.DUALPIPE, BOTH_WAYS, np.where(folded, FOLDED, LOOPED))
+
+
+@lru_cache(maxsize=65536)
+def best_cut(costs: Layout, kinds: Layout, pp: int, vp: int, shape: int) -> Layout | None:
+    """Layers of every stage; ``None``: even stages, which divide, are as good.
+
+    ``costs`` are whole numbers in any unit: one for each layer kind, then embedding and head.
+    """
+    *of_kind, embedding, head = costs
+    layers, stages = [float(of_kind[k]) for k in kinds], pp * vp
+    if len(layers) < max(stages - 2, 1) or (shape == BOTH_WAYS and pp % 2):
+        return None
+    both_ways = shape == BOTH_WAYS
+    found = best_split(
+        layers, ranks=pp // 2 if both_ways else pp, vp=2 if both_ways else vp, v_shaped=shape != LOOPED,
+        embedding=embedding, head=head, least_ends=0,
+    )  # fmt: skip
+    assert found is not None  # without a memory limit there is always a split
+    if len(layers) < stages:
+        return found.counts
+    even = even_layout(len(layers), stages)
+    usual = _busiest(even, layers, embedding, head, pp, vp, shape)
+    if len(layers) % stages:
+        return even if usual <= found.bottleneck * (1 + 1e-9) else found.counts
+    return None if usual * (1 - WORTH) <= found.bottleneck else found.counts
+
+
+def _busiest(
+    cut: Layout, layers: list[float], embedding: float, head: float, pp: int, vp: int, shape: int
+) -> float:
+    total = np.append(0.0, np.cumsum(layers))
+    loads = np.diff(total[np.append(0, np.cumsum(cut))])
+    loads[0] += embedding
+    loads[-1] += head
+    ranks = pp // 2 if shape == BOTH_WAYS else pp
+    home = rank_of_stage(pp * vp, ranks, v_shaped=shape != LOOPED)
+    return float(np.bincount(home, weights=loads, minlength=ranks).max())
+
+
+def _grains(c: Context, priced: Priced) -> Ints:
+    """(keys, kinds + 2): costs of layer kinds, embedding and head in parts of the mean layer."""
+    stack, ends = c.stack, priced.ends
+    costs = [
+        np.maximum(t.forward_s, t.host) + np.maximum(t.backward_s + t.selective, t.host * stack.host_backward)
+        for t in priced.times
+    ]
+    counts = np.bincount(c.model.kind_ids, minlength=len(costs))
+    mean = np.asarray(sum(n * cost for n, cost in zip(counts, costs, strict=True))) / max(counts.sum(), 1)
+    embedding: Floats = ends.embedding_forward + ends.embedding_backward
+    head: Floats = ends.head_forward + ends.head_backward
+    for layer in c.model.mtp:  # multi-token-prediction layers sit with the head
+        head = head + costs[c.kinds.index(layer)]
+    table = np.stack([*costs, embedding, head], axis=1) / mean[:, None]
+    return np.asarray(np.rint(table * GRAIN), dtype=np.int64)
