@@ -215,7 +215,9 @@ def test_a_hostile_name_is_only_a_name(target: str, launcher: str, tmp_path: Pat
         if name.endswith(".json"):
             assert json.loads(text)["_meshplan"]["model"] == NASTY
     env = {"PATH": f"{bin_folder}:/usr/bin:/bin", "HOME": str(tmp_path)}
-    done = subprocess.run(["bash", str(tmp_path / "run.sh")], capture_output=True, text=True, env=env, check=False)
+    done = subprocess.run(
+        ["bash", str(tmp_path / "run.sh")], capture_output=True, text=True, env=env, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert not marker.exists(), "part of the name was run as a command"
     facts = read_facts(launch.files["run.sh"])

@@ -84,7 +84,8 @@ def test_deepspeed_reads_our_configuration(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.skipif(
-    missing("accelerate") or missing("transformers"), reason="ORACLE NOT RUN: accelerate and transformers are not installed"
+    missing("accelerate") or missing("transformers"),
+    reason="ORACLE NOT RUN: accelerate and transformers are not installed",
 )
 def test_accelerate_reads_our_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from accelerate.commands.config.config_args import load_config_from_file
@@ -123,7 +124,8 @@ def test_accelerate_reads_our_configuration(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.skipif(
-    missing("accelerate") or missing("transformers"), reason="ORACLE NOT RUN: accelerate and transformers are not installed"
+    missing("accelerate") or missing("transformers"),
+    reason="ORACLE NOT RUN: accelerate and transformers are not installed",
 )
 def test_accelerate_launch_takes_our_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The words of run.sh after ``accelerate launch``, through accelerate's own parser."""

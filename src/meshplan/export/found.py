@@ -139,12 +139,14 @@ def options_of(words: Iterable[Word], flags_without_dashes: bool = False) -> tup
     missing: dict[str, tuple[str, ...]] = {}
     loose: list[str] = []
     name: str | None = None
-    for word in words:
+    listed = list(words)
+    for i, word in enumerate(listed):
         text = word.text
         if text.startswith("--") and len(text) > 2:
             flag, sep, value = text.partition("=")
             if flag in values and (sep or values[flag] is not True):
-                old, new = _said(values[flag]), value or "again"
+                after = listed[i + 1].text if not sep and i + 1 < len(listed) else value
+                old, new = _said(values[flag]), "again" if after.startswith("--") or not after else after
                 raise InputError(f"{flag} is given twice ({old} and {new}); keep one")
             values[flag] = value if sep else True
             name = None if sep else flag

@@ -292,7 +292,9 @@ def read_deepspeed(data: Mapping[str, Any], what: str, script: Settings | None =
     columns["replicas"] = 1
     shards = zero.count("mics_shard_size", low=-1)
     if shards and shards > 1:
-        found.notes.append("mics_shard_size (MiCS) was removed from DeepSpeed in 0.19; releases before it still take it")
+        found.notes.append(
+            "mics_shard_size (MiCS) was removed from DeepSpeed in 0.19; releases before it still take it"
+        )
         if "dp" in columns:
             columns["replicas"] = max(1, columns["dp"] * cp // shards)
     if pp > 1 and sharding >= Sharding.ZERO2:

@@ -240,45 +240,28 @@ def _precision(args: Settings, found: Found) -> None:
         found.precision = "fp32" if kind == "float32" else "bf16"
 
 
-def titan_flags(args: Settings, loose: list[str]) -> Settings:
-    """A command line as ``section.field`` settings; hyphens and ``no-`` as tyro reads them."""
+def titan_flags(args: Settings, policies: list[str]) -> Settings:
+    """A command line as ``section.field`` settings; hyphens and ``no-`` as tyro reads them, and the
+    subcommands that choose activation checkpointing."""
     values: dict[str, Any] = {}
     missing: dict[str, tuple[str, ...]] = {}
     for flag, value in args.values.items():
-        section, dot, field = flag[2:].rpartition(".")
-        field = field.replace("-", "_")
-        section = section.replace("-", "_")
+        section, dot, field = (part.replace("-", "_") for part in flag[2:].rpartition("."))
+        name = f"{section}{dot}{field}"
         if dot and field.startswith("no_") and value is True:
             name, value = f"{section}.{field[3:]}", False
-        else:
-            name = f"{section}{dot}{field}"
         if name == "activation_checkpoint.mode":
             name = "checkpointing"
-        if value is not True and isinstance(value, list) and name != "parallelism.module_fqns_per_model_part":
-            loose, value = [*loose, *value[1:]], value[0]
+        if isinstance(value, list) and name != "parallelism.module_fqns_per_model_part":
+            value = value[0]
         if flag in args.missing:
             missing[name] = args.missing[flag]
+        if name in values:
+            raise InputError(f"{name} is given twice ({values[name]} and {value}); keep one")
         values[name] = value
-    policy = [
-        word
-        for word in [*loose, *_words(values)]
-        if word.replace("_", "-").startswith("activation-checkpoint:")
-    ]
-    if policy:
-        values["checkpointing"] = policy[-1].partition(":")[2]
+    if policies:
+        values["checkpointing"] = policies[-1].partition(":")[2]
     return Settings(values, missing)
-
-
-def _words(values: Mapping[str, Any]) -> list[str]:
-    """Values, among which a subcommand after the last flag may hide."""
-    found = []
-    for name, value in list(values.items()):
-        for word in value if isinstance(value, list) else [value]:
-            if isinstance(word, str) and word.replace("_", "-").startswith("activation-checkpoint:"):
-                found.append(word)
-                if isinstance(value, list):
-                    values[name] = [w for w in value if w != word]  # type: ignore[index]
-    return found
 
 
 def titan_toml(table: Mapping[str, Any]) -> Settings:

@@ -63,7 +63,7 @@ def recognise(text: str, *, where: str, sibling: Sibling = lambda name: None) ->
 
 def _by_content(text: str, sibling: Sibling) -> Found | Mapping[str, Any]:
     start = text.lstrip()[:1]
-    if start in "{[" and not re.match(r"\[[\w.\- ]+\]\s*(#.*)?\n", text.lstrip()):
+    if start == "{" or (start == "[" and text.rstrip().endswith("]") and _is_json(text)):
         return _json(text)
     table = _toml(text)
     if table is not None:
@@ -78,6 +78,14 @@ def _by_content(text: str, sibling: Sibling) -> Found | Mapping[str, Any]:
     if _is_job(text):
         return parse_table(text, toml=False, where="it")
     return _script(text, sibling)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _json(text: str) -> Found:
@@ -293,8 +301,10 @@ def _after_program(words: Sequence[Word]) -> Sequence[Word]:
 
 def _titan_command(command: Sequence[Word], words: list[str], sibling: Sibling, what: str) -> Found:
     start = words.index("torchtitan.train") + 1 if "torchtitan.train" in words else 0
-    options, loose = options_of(command[start:])
-    settings = titan_flags(options, loose)
+    policy = re.compile(r"activation[-_]checkpoint:")
+    own_words = [word for word in command[start:] if not policy.match(word.text)]
+    options, _ = options_of(own_words)
+    settings = titan_flags(options, [word.text for word in command[start:] if policy.match(word.text)])
     module = str(settings.values.get("module", ""))
     toml = settings.values.get("job.config_file")
     beside = sibling(str(toml)) if isinstance(toml, str) else None

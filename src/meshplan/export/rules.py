@@ -41,7 +41,10 @@ def _moe(s: Setting) -> bool:
 def _moe_bias(s: Setting) -> bool:
     """Whether Megatron's linear layers get biases, those of experts included."""
     return any(
-        isinstance(layer.mlp, Moe) and layer.attention is not None and layer.attention.qkv_bias and layer.attention.out_bias
+        isinstance(layer.mlp, Moe)
+        and layer.attention is not None
+        and layer.attention.qkv_bias
+        and layer.attention.out_bias
         for layer in s.model.layers
     )
 
@@ -110,7 +113,9 @@ MEGATRON_MOE_BIAS = Rule(
     title="experts with biases are not split over tensor parallelism",
     columns=("etp",),
     passes=lambda s, p: np.asarray((p.etp == 1) | (not _moe_bias(s))),
-    words=lambda s, p: f"the experts of {s.model.name} have biases, which Megatron does not split (etp {p.etp})",
+    words=lambda s, p: (
+        f"the experts of {s.model.name} have biases, which Megatron does not split (etp {p.etp})"
+    ),
     fix="etp",
 )
 MEGATRON_INTERLEAVED = Rule(
