@@ -277,7 +277,7 @@ def _noted_nic(row: Row) -> float | None:
 def switches(row: Row, source: Source) -> Stack:
     """The source's stack with what the row's own notes switch on or off."""
     stack = load_stack(source.stack)
-    if noted(row, r"cuda_graph=full|full CUDA graph"):
+    if noted(row, r"cuda_graph=full|full CUDA graph|perf recipe"):
         stack = replace(stack, cuda_graph="full")
     elif noted(row, r"cuda_graph=|partial CUDA graph"):
         stack = replace(stack, cuda_graph="partial")

@@ -59,28 +59,21 @@ def kernel_dtype(precision: str, stack: Stack) -> str:
 def _seconds(gemm: Gemm, profile: Profile, dtype: str, *, transpose: str = "forward") -> Floats:
     """One product: forward (m, n, k), input gradient (m, k, n) or weight gradient (n, k, m)."""
     dtype = "bf16" if gemm.high_precision else dtype
+    weight = transpose == "weight"
+    out_bytes = 8.0 if weight else 2.0
     m, n, k = gemm.m, gemm.n, gemm.k
     if transpose == "input":
         n, k = k, n
-    elif transpose == "weight":
-        m, n, k = n, k, m
-    out_bytes = 8.0 if transpose == "weight" else 2.0
-    if gemm.name.startswith("experts"):
-        n, k = (gemm.k, gemm.n) if transpose == "input" else (gemm.n, gemm.k)
-        seconds = grouped_gemm_seconds(
-            profile,
-            gemm.m,
-            gemm.batch,
-            n,
-            k,
-            dtype=dtype,
-            out_bytes=out_bytes,
-            weight_gradient=transpose == "weight",
-        )
-    else:
-        seconds = gemm_seconds(profile, m, n, k, dtype=dtype, out_bytes=out_bytes)
+    rows, cols, depth = (n, k, m) if weight else (m, n, k)
     factor = {"forward": 1.0, "input": profile.dgrad_factor, "weight": profile.wgrad_factor}[transpose]
-    return np.asarray(seconds * factor)
+    one = gemm_seconds(profile, rows, cols, depth, dtype=dtype, out_bytes=out_bytes) * factor
+    if not gemm.name.startswith("experts"):
+        return np.asarray(one)
+    grouped = grouped_gemm_seconds(
+        profile, m, gemm.batch, n, k, dtype=dtype, out_bytes=out_bytes, weight_gradient=weight
+    )
+    # Few large experts: one product after the other is faster than one grouped kernel.
+    return np.asarray(np.minimum(grouped, gemm.batch * one))
 
 
 def attention_core(layer: Layer, keys: LayerKeys, profile: Profile, stack: Stack) -> tuple[Floats, Floats]:
