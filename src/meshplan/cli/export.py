@@ -2,14 +2,15 @@
 
 import json
 import sys
-from dataclasses import dataclass, fields, replace
-from typing import Annotated, Literal
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
 
 import cyclopts
 import numpy as np
 from cyclopts import Parameter
 
-from meshplan.cli.flags import ClusterFlags, SpaceFlags, WorkloadFlags
+from meshplan.cli.flags import ClusterFlags, SpaceFlags, WorkloadFlags, given
+from meshplan.cli.job import is_job_file, load_job
 from meshplan.cli.options import Count, Json
 from meshplan.cli.question import Question, question
 from meshplan.cluster.cluster import Cluster
@@ -136,9 +137,9 @@ def export(
         download=download,
     )
     cost_model = AsTarget.of(to, stack)
-    ranking = rank(
-        asked, to, cost_model, framework_rules(to) if framework in (None, to) else _rules(framework)
-    )
+    in_job = load_job(model).space if is_job_file(model) else {}
+    rules = framework_rules(to) if framework in (None, to) else _rules(framework)
+    ranking = rank(asked, {**in_job, **given(space or SpaceFlags())}, to, cost_model, rules)
     if ranking.nothing is not None or not len(ranking):
         reason = ranking.nothing.reason if ranking.nothing is not None else "no plan is left"
         print(f"error: no plan to export: {reason}", file=sys.stderr)
@@ -167,12 +168,18 @@ def export(
     return 0
 
 
-def rank(asked: Question, target: str, cost_model: AsTarget, rules: tuple[Rule, ...] | None) -> Ranking:
-    """The plans of the question that the target can express and would accept, fastest first."""
+def rank(
+    asked: Question,
+    chosen: dict[str, Any],
+    target: str,
+    cost_model: AsTarget,
+    rules: tuple[Rule, ...] | None,
+) -> Ranking:
+    """The plans of the question that the target can express and would accept, fastest first.
+
+    ``chosen`` holds the fields of ``Space`` that the user gave.
+    """
     setting = Setting(asked.model, asked.cluster, asked.workload)
-    default = Space()
-    chosen = {f.name: getattr(asked.space, f.name) for f in fields(Space)}
-    chosen = {field: value for field, value in chosen.items() if value != getattr(default, field)}
     space = Space(**{**framework_space(target, setting), **chosen})
     return search(asked.model, asked.cluster, asked.workload, space=space, cost_model=cost_model, rules=rules)
 

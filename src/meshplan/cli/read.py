@@ -43,7 +43,7 @@ MAIN_FILES = {
 
 @app.default
 def read(
-    file: str,
+    file: Annotated[str, Parameter(allow_leading_hyphen=True)],
     /,
     *,
     model: Annotated[str | None, Parameter(metavar="NAME")] = None,
@@ -68,6 +68,8 @@ def read(
     stack
         Software that the estimate assumes (default: that of the file's framework).
     """
+    if file.startswith("-") and file != "-":
+        raise InputError(f"unknown option {shown(file)}; see `meshplan read --help`")
     text, where = _input(file)
     found = recognise(text, where=where, sibling=_beside(file))
     if not isinstance(found, Found):
