@@ -20,10 +20,9 @@ import pytest
 from meshplan.errors import InputError
 from meshplan.export.launch import Job, stage_layers
 from meshplan.export.megatron import export_megatron
-from meshplan.export.rules import MEGATRON_RULES
 from meshplan.export.targets import export
 from meshplan.plan.kinds import Schedule, Sharding
-from meshplan.plan.rules import broken
+from meshplan.plan.rules import broken, framework_rules
 
 LOUD = "ORACLE NOT RUN: megatron-core is not installed (pip install torch megatron-core, outside this environment)"
 pytestmark = [
@@ -191,7 +190,7 @@ def test_validity_agrees_on_two_thousand_plans() -> None:
     for job in jobs(2000, "validity"):
         launch = export_megatron(job)
         plan = launch.written
-        wrong = {rule.id for rule in broken(job.setting, plan, MEGATRON_RULES)}
+        wrong = {rule.id for rule in broken(job.setting, plan, framework_rules("megatron"))}
         accepted, reason = accepts(job)
         ours = not (wrong - set(EXPLAINED))
         assert accepted == ours, (

@@ -18,7 +18,6 @@ import pytest
 
 from meshplan.errors import InputError
 from meshplan.export.launch import Fitting, Job, stage_layers
-from meshplan.export.rules import TORCHTITAN_RULES
 from meshplan.export.targets import export
 from meshplan.export.torchtitan_models import FLAVORS, STOCK
 from meshplan.export.torchtitan_plan import fit_torchtitan, parallelism_fields, training_fields
@@ -26,7 +25,7 @@ from meshplan.model.counts import model_parameters
 from meshplan.model.presets import preset
 from meshplan.plan.kinds import Schedule
 from meshplan.plan.plans import ALL_LAYERS
-from meshplan.plan.rules import broken
+from meshplan.plan.rules import broken, framework_rules
 
 LOUD = "ORACLE NOT RUN: torchtitan is not installed (pip install torchtitan triton, outside this environment)"
 pytestmark = [
@@ -230,7 +229,7 @@ def test_validity_agrees_on_two_thousand_plans() -> None:
         fitting = Fitting(job)
         fit_torchtitan(fitting)
         plan = fitting.plan
-        wrong = {rule.id for rule in broken(job.setting, plan, TORCHTITAN_RULES)}
+        wrong = {rule.id for rule in broken(job.setting, plan, framework_rules("torchtitan"))}
         accepted, reason = accepts(job, plan, specs)
         ours = not (wrong - set(EXPLAINED))
         assert accepted == ours, (

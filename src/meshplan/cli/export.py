@@ -21,12 +21,11 @@ from meshplan.errors import InputError
 from meshplan.export.folder import differences, write
 from meshplan.export.launch import Job, Note, counted
 from meshplan.export.launchers import IMAGE
-from meshplan.export.rules import framework_rules
 from meshplan.export.space import framework_columns, framework_space
 from meshplan.export.targets import export as make
 from meshplan.model.model import Model
 from meshplan.plan.plans import Plan, Plans
-from meshplan.plan.rules import Rule, Setting
+from meshplan.plan.rules import Rule, Setting, framework_rules
 from meshplan.plan.space import Space
 from meshplan.plan.workload import Workload
 from meshplan.report.launch_view import export_data, export_text

@@ -19,11 +19,11 @@ from meshplan.export.found import Found
 from meshplan.export.launch import Job
 from meshplan.export.reading import Given, Reading, resolve
 from meshplan.export.recognise import recognise
-from meshplan.export.rules import framework_rules
 from meshplan.export.space import framework_space
 from meshplan.export.targets import files_without_checks
 from meshplan.files import MIB, read_text
 from meshplan.plan.plans import Plan
+from meshplan.plan.rules import framework_rules
 from meshplan.plan.space import Space
 from meshplan.report.read_view import Better, read_data, read_text_view
 from meshplan.report.screen import Screen

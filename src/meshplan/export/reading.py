@@ -10,12 +10,11 @@ from meshplan.cluster.presets import cluster_of, load_gpu
 from meshplan.errors import InputError
 from meshplan.export.found import Found
 from meshplan.export.launch import plain
-from meshplan.export.rules import framework_rules
 from meshplan.model.load import load_model
 from meshplan.model.model import Model
 from meshplan.model.presets import preset, preset_names
 from meshplan.plan.plans import DEFAULT_ORDER, Plan
-from meshplan.plan.rules import Setting, broken
+from meshplan.plan.rules import Setting, broken, framework_rules
 from meshplan.plan.workload import Workload
 
 GPU = "h100-sxm"

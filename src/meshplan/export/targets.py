@@ -8,8 +8,7 @@ from importlib import import_module
 from meshplan.errors import InputError, UnknownNameError
 from meshplan.export.launch import Job, Launch
 from meshplan.export.launchers import IMAGE, LAUNCHERS, with_launcher
-from meshplan.export.rules import framework_rules
-from meshplan.plan.rules import broken
+from meshplan.plan.rules import broken, framework_rules
 
 TARGETS: Mapping[str, str] = {
     "megatron": "meshplan.export.megatron:export_megatron",

@@ -8,10 +8,9 @@ from typing import Any
 from meshplan.cost.costs import Costs
 from meshplan.export.launch import counted
 from meshplan.export.reading import Reading
-from meshplan.export.rules import framework_rules
 from meshplan.model.counts import model_parameters
 from meshplan.plan.plans import Plans
-from meshplan.plan.rules import broken
+from meshplan.plan.rules import broken, framework_rules
 from meshplan.report.parts import bars, step_time, wrap
 from meshplan.report.plan_rows import (
     cluster_data,
