@@ -285,6 +285,10 @@ def switches(row: Row, source: Source) -> Stack:
         stack = replace(stack, dispatcher="dedup")
     if noted(row, r"moe_a2a_overlap"):
         stack = replace(stack, ep_exposed=min(stack.ep_exposed, 0.1))
+    if row.text["source"].startswith("MBridge") and row.whole("experts", 0):
+        stack = replace(stack, optimizer_bytes=8.0)  # the MoE recipes keep bf16 Adam moments
+    if stack.name == "torchtitan-2026" and row.text["source"] == "torchtitan-commit" and not noted(row, "compile"):
+        stack = replace(stack, loss_bytes=12.0)  # the loss runs eagerly
     if noted(row, r"async ?TP"):
         stack = replace(stack, tp_exposed=0.5 * stack.tp_exposed)
     if noted(row, r"chunked cross-entropy"):
