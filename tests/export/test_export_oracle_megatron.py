@@ -45,6 +45,11 @@ samples = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(samples)
 
 EXPLAINED = {
+    "megatron-ulysses-kv-heads": "raised by TransformerEngine's attention (a2a)",
+    "ulysses-heads": "raised by TransformerEngine's attention (a2a)",
+    "tp-divides-shared-experts": "checked by the layers when the model is built, as for a dense MLP",
+    "megatron-optimizer-instances": "asserted when process groups are made (core/parallel_state.py)",
+    "hierarchical-cp-sizes": "raised by TransformerEngine's attention (a2a+p2p)",
     "tp-divides-mlp": "checked by the layers when the model is built (core/tensor_parallel/layers.py, divide)",
     "etp-divides-expert": "checked by the experts when the model is built (core/transformer/moe/experts.py)",
     "sp-divides-seq": "checked when activations are scattered (core/tensor_parallel/mappings.py)",
@@ -292,6 +297,11 @@ def test_every_known_flag_is_one_of_the_parser() -> None:
     flags = {flag for action in parser._actions for flag in action.option_strings if flag.startswith("--")}
     missing = flags - known_flags() - {"--help"}
     assert not missing, f"{len(missing)} flags are new: {sorted(missing)[:5]}"
+
+
+def test_explained_rules_exist() -> None:
+    known = {rule.id for rule in framework_rules("megatron")}
+    assert set(EXPLAINED) <= known, set(EXPLAINED) - known
 
 
 def test_the_environment_was_left_alone() -> None:
