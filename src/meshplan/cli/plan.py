@@ -77,7 +77,7 @@ def plan(
     )
     nothing = ranking.nothing
     if nothing is not None and nothing.limit == "rules":
-        raise InputError(_no_plan(nothing, ranking))
+        raise InputError(no_plan(nothing, ranking))
     sys.stdout.write(_render(ranking, top, "json" if json_ else format_))
     if html is not None or svg is not None:
         from meshplan.cli.report import write_report
@@ -87,7 +87,7 @@ def plan(
     if nothing is None:
         return 0
     if not json_ and format_ != "json":
-        print(f"error: {_no_plan(nothing, ranking)}", file=sys.stderr)
+        print(f"error: {no_plan(nothing, ranking)}", file=sys.stderr)
     return NO_PLAN
 
 
@@ -104,7 +104,8 @@ def _render(ranking: Ranking, top: int, form: Format) -> str:
             return plan_text(ranking, top, Screen.of())
 
 
-def _no_plan(nothing: Nothing, ranking: Ranking) -> str:
+def no_plan(nothing: Nothing, ranking: Ranking) -> str:
+    """Why there is no plan and how many GPUs would do, as one sentence."""
     fewer = nothing.smallest_gpus if nothing.limit == "memory" else nothing.fewer_gpus
     counts = dict.fromkeys(n for n in (fewer, nothing.more_gpus) if n is not None)
     gpus = f"{ranking.cluster.gpus:,} GPU{'s' if ranking.cluster.gpus > 1 else ''}"

@@ -7,14 +7,14 @@ from dataclasses import asdict
 from typing import Any
 
 import meshplan
-from meshplan.cost.costs import CostModel
+from meshplan.cost.costs import CostModel, Costs
 from meshplan.cost.models import cost_model_named
 from meshplan.errors import MeshplanError
 from meshplan.report.band import error_band
 from meshplan.report.estimate_view import stage_data
 from meshplan.report.job_text import job_text, model_word, plan_command
 from meshplan.report.plan_key import plan_key
-from meshplan.report.plan_rows import parts_data, ranking_data
+from meshplan.report.plan_rows import parts_data, plan_data, ranking_data
 from meshplan.report.plan_view import plan_names
 from meshplan.report.studies import scaling, sensitivities
 from meshplan.search.ranking import Ranking
@@ -145,17 +145,15 @@ def chosen_data(ranking: Ranking, i: int, cost_model: CostModel) -> dict[str, An
 
 def named_ranking_row(ranking: Ranking, i: int) -> dict[str, Any]:
     """Row ``i`` as in ``named_ranking``."""
-    from meshplan.report.plan_rows import plan_data
+    relative = float(ranking.costs.step_s[i] / ranking.costs.step_s[0])
+    return {"rank": i + 1, "relative": relative, **named_row(ranking, ranking.costs, i)}
 
-    costs = ranking.costs
+
+def named_row(ranking: Ranking, costs: Costs, i: int) -> dict[str, Any]:
+    """Row ``i`` of prices of this ranking's question, with the plan's name and key."""
     name = plan_names(costs.plans.take(slice(i, i + 1)), ranking.space.order)[0]
-    return {
-        "rank": i + 1,
-        "relative": float(costs.step_s[i] / costs.step_s[0]),
-        **plan_data(costs, i, ranking.workload, ranking.cluster.gpus),
-        "name": " ".join(name.split()),
-        "key": plan_key(costs.plans[i]),
-    }
+    row = plan_data(costs, i, ranking.workload, ranking.cluster.gpus)
+    return {**row, "name": " ".join(name.split()), "key": plan_key(costs.plans[i])}
 
 
 def scaling_data(ranking: Ranking, cost_model: CostModel) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""A plan as one short word list, to type and to put into an address: ``tp4,cp2,dp4,pp2,mbs1,re3``.
+"""A plan as one short word list, to type and to put into an address: ``tp4,cp2,dp4,pp2,mbs1,recompute=3``.
 
 Degrees come first, then what is not usual: virtual stages, experts, schedule, sharding, replicas, kind of
-context parallelism, layout, recomputed layers (``re3``, ``re-all``) and modules. Equal plans have equal keys.
+context parallelism, layout, what is recomputed (``recompute=full``, ``recompute=3+mlp``). Equal plans have
+equal keys. The words of tables (``re3``, ``mlp``) are read as well.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ MOST_DEGREE = 10**7
 _DEGREES = ("tp", "cp", "dp", "pp", "mbs", "vp", "ep", "etp")
 _ALWAYS = 5
 """So many of the degrees are in every key, the others only above 1."""
-_DEGREE = re.compile(r"(tp|cp|dp|pp|mbs|vp|etp|ep|re|rep)(\d{1,8})")
+_DEGREE = re.compile(r"(tp|cp|dp|pp|mbs|vp|etp|ep|re|replicas)(\d{1,8})")
 _LAYOUT = re.compile(r"layout(\d{1,4}(?:\.\d{1,4}){0,511})")
 _SCHEDULES = {s.label: s for s in Schedule}
 _SHARDINGS = {s.label: s for s in Sharding}
@@ -34,13 +35,15 @@ def plan_key(plan: Plan) -> str:
     words += [f"{name}{getattr(plan, name)}" for name in _DEGREES[_ALWAYS:] if getattr(plan, name) > 1]
     words += [plan.schedule.label] if plan.schedule is not Schedule.ONE_F_ONE_B else []
     words += [plan.sharding.label] if plan.sharding is not Sharding.ZERO1 else []
-    words += [f"rep{plan.replicas}"] if plan.replicas > 1 else []
+    words += [f"replicas{plan.replicas}"] if plan.replicas > 1 else []
     words += [plan.cp_kind.label] if plan.cp_kind is not CpKind.RING else []
     words += [] if plan.sp else ["no-sp"]
     words += [] if plan.layout is None else ["layout" + ".".join(map(str, plan.layout))]
+    again = [name for name, module in _MODULES.items() if module & plan.recompute_modules]
     if plan.recompute_layers:
-        words.append("re-all" if plan.recompute_layers >= ALL_LAYERS else f"re{plan.recompute_layers}")
-    return ",".join([*words, *(name for name, module in _MODULES.items() if module & plan.recompute_modules)])
+        again.insert(0, "full" if plan.recompute_layers >= ALL_LAYERS else str(plan.recompute_layers))
+    words += [f"recompute={'+'.join(again)}"] if again else []
+    return ",".join(words)
 
 
 def read_plan(text: str) -> dict[str, Any]:
@@ -53,14 +56,25 @@ def read_plan(text: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     modules = Recompute.NONE
     for word in text.lower().replace(",", " ").split():
-        if word in _MODULES:
-            modules |= _MODULES[word]
-            continue
-        name, value = _word(word)
-        if name in found:
-            raise InputError(f"plan {shown(text)} gives {name} more than once")
-        found[name] = value
+        for part in word.removeprefix("recompute=").split("+") if word.startswith("recompute=") else [word]:
+            if part in _MODULES:
+                modules |= _MODULES[part]
+                continue
+            name, value = _layers(part) if part != word else _word(part)
+            if name in found:
+                raise InputError(f"plan {shown(text)} gives {name.replace('_', ' ')} more than once")
+            found[name] = value
     return found | ({"recompute_modules": modules} if modules else {})
+
+
+def _layers(word: str) -> tuple[str, int]:
+    if word in ("full", "all"):
+        return "recompute_layers", ALL_LAYERS
+    if word == "none":
+        return "recompute_layers", 0
+    if not (word.isascii() and word.isdecimal() and len(word) < 8):
+        raise InputError(f"recompute={shown(word)} is not a number of layers, full or a module")
+    return "recompute_layers", min(int(word), ALL_LAYERS)
 
 
 def _word(word: str) -> tuple[str, Any]:
@@ -69,14 +83,12 @@ def _word(word: str) -> tuple[str, Any]:
         name, number = degree[1], int(degree[2])
         if name != "re" and not 1 <= number <= MOST_DEGREE:
             raise InputError(f"{name} in a plan must be from 1 to {MOST_DEGREE:,}, not {number:,}")
-        return {"re": "recompute_layers", "rep": "replicas"}.get(name, name), min(number, ALL_LAYERS)
+        return ("recompute_layers", min(number, ALL_LAYERS)) if name == "re" else (name, number)
     if layout:
         return "layout", tuple(map(int, layout[1].split(".")))
     for field, labels in (("schedule", _SCHEDULES), ("sharding", _SHARDINGS), ("cp_kind", _CP_KINDS)):
         if word in labels:
             return field, labels[word]
-    if word == "re-all":
-        return "recompute_layers", ALL_LAYERS
     if word == "no-sp":
         return "sp", False
     known = [*_DEGREES, "re", *_SCHEDULES, *_SHARDINGS, *_CP_KINDS, *_MODULES]

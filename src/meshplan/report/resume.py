@@ -59,7 +59,7 @@ def report_of_saved(saved: Mapping[str, Any], *, told: Told = lambda what: None)
     if is_ranking(saved):
         return _of_ranking(saved, told)
     if isinstance(saved.get("plan"), Mapping) and isinstance(saved.get("stages"), list):
-        return _of_estimate(saved)
+        return report_of_estimate(saved)
     raise InputError("the saved answer is none of what plan, estimate and report print with --json")
 
 
@@ -143,7 +143,7 @@ def _as_saved(saved: Mapping[str, Any], why: str) -> dict[str, Any]:
     }
 
 
-def _of_estimate(saved: Mapping[str, Any]) -> dict[str, Any]:
+def report_of_estimate(saved: Mapping[str, Any]) -> dict[str, Any]:
     """One plan in full, without a ranking."""
     plan = {
         **_named(saved["plan"], order_of_data(saved["plan"]["order"])),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from meshplan.plan.mesh import Mesh
@@ -13,7 +13,7 @@ from meshplan.report.chart_scaling import scaling_chart
 from meshplan.report.chart_sensitivity import sensitivity_chart
 from meshplan.report.chart_timeline import timeline_chart
 from meshplan.report.chart_waterfall import waterfall_chart
-from meshplan.report.markup import Html, h, join
+from meshplan.report.markup import Child, Html, h, join
 from meshplan.report.parts import step_time
 from meshplan.report.pipeline_run import pipeline_run
 from meshplan.report.saved import order_of_data
@@ -102,10 +102,16 @@ def misses(ranking: Data, words: Words) -> Html:
 
 
 def ranking_table(
-    ranking: Data, words: Words, *, band: Data | None = None, chosen: int | None = None,
-    cell: Any = lambda row: row["name"],
-) -> Html:  # fmt: skip
-    """The ranked plans; ``~`` marks those tied with the best, ``cell`` makes the cell with a plan's name."""
+    ranking: Data,
+    words: Words,
+    *,
+    band: Data | None = None,
+    chosen: int | None = None,
+    cell: Callable[[Data], Child] = lambda row: row["name"],
+    extra: tuple[str, Callable[[Data], Child]] | None = None,
+) -> Html:
+    """The ranked plans; ``~`` marks those tied with the best. ``cell`` makes the cell with a plan's name,
+    ``extra`` is a column more: its title and its cells."""
     plans = ranking["plans"]
     if not plans:
         return Html("")
@@ -113,25 +119,22 @@ def ranking_table(
     rows = []
     for row in plans:
         tied = band is not None and row["rank"] > 1 and row["relative"] <= 1 + band["share"]
+        filled = f"{format_bytes(row['memory_bytes'])} ({row['memory_bytes'] / limit:.0%})"
         cells = [
             h("td", row["rank"], class_="num"),
             h("td", cell(row), class_="keep"),
             h("td", step_time(row["step_s"], plans[0]["step_s"]), class_="num keep"),
             h("td", f"{row['relative']:.2f}{'~' if tied else ''}", class_="num"),
             h("td", f"{row['mfu']:.1%}", class_="num"),
-            h(
-                "td",
-                f"{format_bytes(row['memory_bytes'])} ({row['memory_bytes'] / limit:.0%})",
-                class_="num keep",
-            ),
+            h("td", filled, class_="num keep"),
             h("td", f"{row['tokens_per_s_per_gpu']:,.0f}", class_="num"),
+            h("td", extra[1](row), class_="num") if extra else Html(""),
         ]
         rows.append(h("tr", cells, class_="chosen" if row["rank"] == chosen else None))
     heads = ("rank", "plan", "step", "relative", "mfu", "memory_used", "tokens")
-    head = h(
-        "tr",
-        [h("th", words(f"table.{n}"), scope="col", class_=None if n == "plan" else "num") for n in heads],
-    )
+    titles = [(words(f"table.{name}"), None if name == "plan" else "num") for name in heads]
+    titles += [(extra[0], "num")] if extra else []
+    head = h("tr", [h("th", title, scope="col", class_=class_) for title, class_ in titles])
     shown, kept = len(plans), ranking["counts"]["feasible"]
     caption = h("caption", words("table.caption", shown=f"{shown:,}", feasible=f"{kept:,}"))
     return h("div", h("table", caption, h("thead", head), h("tbody", rows)), class_="wide")
@@ -139,7 +142,7 @@ def ranking_table(
 
 def tie_note(band: Data | None, ranking: Data, words: Words) -> Html:
     """What ``~`` means, with where the width comes from."""
-    if band is None:
+    if band is None or not ranking["plans"]:
         return Html("")
     tied = sum(1 for row in ranking["plans"] if row["relative"] <= 1 + band["share"])
     text = words(

@@ -18,6 +18,7 @@ from meshplan.plan.plans import AUTO_LAYERS, Plan, Plans
 from meshplan.plan.rules import Setting
 from meshplan.plan.space import DEGREES, Space
 from meshplan.search.ranking import Ranking
+from meshplan.search.reasons import on_gpu
 from meshplan.search.search import search
 
 CHANGE = 0.1
@@ -69,24 +70,12 @@ def sensitivities(ranking: Ranking, chosen: int, cost_model: CostModel) -> dict[
         cluster = more(ranking.cluster, 1 + CHANGE)
         if cluster == ranking.cluster:
             continue
-        model = on_cluster(cost_model, cluster)
+        model = on_gpu(cost_model, cluster)
         costs = model.price(ranking.model, cluster, ranking.workload, table)
         again = _again(ranking, cluster, model, around)
         best = None if again is None or not len(again) else float(again.costs.step_s[0]) / best_now - 1
         rows.append({"name": name, "same_plan": float(costs.step_s[0]) / now - 1, "best_plan": best})
     return {"rows": rows, "change": CHANGE, "around": around}
-
-
-def on_cluster(cost_model: CostModel, cluster: Cluster) -> CostModel:
-    """The cost model with its curves on this cluster's GPU, where it has curves: they are shares of a
-    datasheet, which is then no longer the preset's."""
-    from meshplan.cluster.profile import load_profile
-    from meshplan.cost.full.model import FullModel
-
-    if not isinstance(cost_model, FullModel):
-        return cost_model
-    profile = cost_model.profile or load_profile(cluster.gpu.name)
-    return replace(cost_model, profile=profile.on(cluster.gpu))
 
 
 def _peak(cluster: Cluster, factor: float) -> Cluster:

@@ -1,0 +1,260 @@
+"""From an address to a question: the same words, readers and sentences as on the command line.
+
+Keys are the flags' names. ``config`` and ``cluster`` hold a dropped ``config.json`` or cluster file, packed;
+no key names a file of this machine. ``log2_…`` are the sliders: the base-2 logarithm of a factor on a
+number of the question, 0 for none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+from urllib.parse import urlencode
+
+from meshplan.cli.job import SPACE
+from meshplan.cli.options import read_count, read_list
+from meshplan.cluster.cluster import Cluster
+from meshplan.cluster.files import cluster_of_table, parse_table
+from meshplan.cluster.presets import cluster_of
+from meshplan.cost.costs import CostModel
+from meshplan.cost.models import DEFAULT, cost_model_named
+from meshplan.errors import InputError, UnknownNameError, nearest, shown
+from meshplan.model.hf import model_from_config, parse
+from meshplan.model.model import Model
+from meshplan.model.presets import preset, preset_name, preset_names
+from meshplan.plan.rules import Setting
+from meshplan.plan.space import Space
+from meshplan.plan.workload import Workload
+from meshplan.report.plan_key import MOST_CHARACTERS as MOST_KEY
+from meshplan.report.plan_key import read_plan
+from meshplan.report.studies import candidates, with_memory
+from meshplan.units import parse_bytes
+from meshplan.web.packed import MOST_CHARACTERS, unpack
+
+QUESTION = (
+    "model", "name", "config", "cluster", "gpu", "gpus", "gpus_per_node", "nic", "memory", "seq", "gbs",
+    "precision",
+)  # fmt: skip
+SLIDERS: Mapping[str, tuple[float, float]] = {
+    "gpus": (3, 1), "nic": (3, 0.5), "memory": (2, 0.25), "seq": (4, 1), "gbs": (4, 1),
+}  # fmt: skip
+"""Number → how far its slider goes either way, and by what step, in powers of two."""
+LOGS = tuple(f"log2_{name}" for name in SLIDERS)
+VIEW = ("lang", "top", "plan", "pin", "why")
+KEYS = (*QUESTION, *SPACE, "cost_model", *LOGS, *VIEW)
+START: Mapping[str, str] = {
+    "model": "llama-3.1-70b", "gpu": "h100-sxm", "gpus": "64", "seq": "8192", "gbs": "512",
+}  # fmt: skip
+"""What the page opens with."""
+MOST_VALUE = 300
+MOST_GPUS = 1 << 20
+MOST_CANDIDATES = 200_000_000
+MOST_TOP = 500
+MOST_PINS = 2
+
+
+@dataclass(frozen=True)
+class Address:
+    """The keys and values of an address, checked for form; values are still text."""
+
+    values: Mapping[str, str]
+    pins: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, pairs: Iterable[tuple[str, str]]) -> Address:
+        """From the pairs of a query, of which empty ones do not count. Raises ``InputError``."""
+        values: dict[str, str] = {}
+        pins: list[str] = []
+        for key, raw in pairs:
+            value = raw.strip()
+            if key not in KEYS:
+                close = nearest(key, KEYS, 2)
+                ask = f"; did you mean {' or '.join(close)}?" if close else ""
+                raise InputError(f"the address has an unknown key {shown(key)}{ask}")
+            most = MOST_CHARACTERS if key in ("config", "cluster") else max(MOST_VALUE, MOST_KEY)
+            if len(value) > most:
+                raise InputError(f"{key} is {len(value):,} characters long; {most:,} is the most")
+            if key == "pin" and value:
+                pins.append(value)
+            elif value and not (key in LOGS and _is_zero(value)):
+                values[key] = value
+        return cls(values, tuple(dict.fromkeys(pins))[-MOST_PINS:])
+
+    def query(self, **changes: str | None) -> str:
+        """The address with some keys changed or, for ``None``, left out: ``?model=…``."""
+        merged = {**self.values, **changes}
+        pairs = [(key, merged[key]) for key in KEYS if merged.get(key)]
+        pairs += [("pin", pin) for pin in self.pins] if "pin" not in changes else []
+        return "?" + urlencode(pairs)
+
+    def without(self, *keys: str) -> Address:
+        """The same without these keys."""
+        return Address({k: v for k, v in self.values.items() if k not in keys}, self.pins)
+
+    @property
+    def asked(self) -> str:
+        """The part that decides the answer, as one text."""
+        return urlencode([(k, v) for k, v in sorted(self.values.items()) if k not in VIEW])
+
+    @property
+    def moved(self) -> bool:
+        """Whether any slider is off its middle."""
+        return any(key in self.values for key in LOGS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """A question that can be asked: what a search takes, and the key under which its answer is kept."""
+
+    key: str
+    model: Model
+    cluster: Cluster
+    workload: Workload
+    space: Space
+    cost_model: CostModel
+
+    @cached_property
+    def candidates(self) -> int:
+        """Plans that the search will enumerate."""
+        return candidates(self.space, Setting(self.model, self.cluster, self.workload))
+
+
+def question_of(address: Address, *, sliders: bool = True) -> Asked:
+    """The question of an address, with the sliders' factors or without. Raises ``InputError``."""
+    values = address.values
+    model = _model(values)
+    cluster = _cluster(values)
+    missing = [name for name in ("seq", "gbs") if name not in values]
+    if missing:
+        raise InputError(f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
+    numbers = {name: read_count(values[name], name) for name in ("seq", "gbs")}
+    if sliders:
+        numbers = {name: _scaled(number, _log(values, name)) for name, number in numbers.items()}
+        cluster = _slid(cluster, values)
+    workload = Workload(**numbers, precision=values.get("precision", "bf16"))
+    space = Space(**{key: _dimension(key, values[key]) for key in SPACE if key in values})
+    asked = Asked(
+        key=(address if sliders else address.without(*LOGS)).asked,
+        model=model,
+        cluster=cluster,
+        workload=workload,
+        space=space,
+        cost_model=cost_model_named(values.get("cost_model", DEFAULT)),
+    )
+    if asked.candidates > MOST_CANDIDATES:
+        raise InputError(
+            f"the space holds {asked.candidates:,} candidates; the page looks at {MOST_CANDIDATES:,} at most:"
+            " fix some dimensions, or use the command line"
+        )
+    return asked
+
+
+def top_of(address: Address) -> int:
+    """How many plans to show. Raises ``InputError``."""
+    return read_count(address.values["top"], "top", most=MOST_TOP) if "top" in address.values else 10
+
+
+def check_view(address: Address) -> None:
+    """Raise ``InputError`` when a plan, pin or doubt in the address is none."""
+    for text in (*address.pins, *(address.values[k] for k in ("plan", "why") if k in address.values)):
+        read_plan(text)
+
+
+def slider_value(values: Mapping[str, str], name: str) -> float:
+    """Where a slider stands, in powers of two. Raises ``InputError``."""
+    return _log(values, name)
+
+
+def _model(values: Mapping[str, str]) -> Model:
+    if "config" in values:
+        text = unpack(values["config"], "the config.json")
+        where = "the config.json"
+        model = model_from_config(parse(text, where), name=values.get("name", "my-model")[:64], where=where)
+        return replace(model, source="a config.json given to the page")
+    if "model" not in values:
+        raise InputError("the model is missing")
+    name = preset_name(values["model"])  # never a path: the page reads no file that an address names
+    if name is None:
+        hint = "choose a known one, or drop its config.json"
+        raise UnknownNameError("model", values["model"], preset_names(), hint)
+    return preset(name)
+
+
+def _cluster(values: Mapping[str, str]) -> Cluster:
+    gpus = read_count(values["gpus"], "gpus") if "gpus" in values else None
+    if gpus is not None and gpus > MOST_GPUS:
+        raise InputError(f"the page plans for at most {MOST_GPUS:,} GPUs, not {gpus:,}")
+    if "cluster" in values:
+        text, where = unpack(values["cluster"], "the cluster file"), "the cluster file"
+        cluster = cluster_of_table(
+            parse_table(text, toml=_is_toml(text), where=where), where=where, gpus=gpus
+        )
+    else:
+        missing = [name for name in ("gpu", "gpus") if name not in values]
+        if gpus is None or missing:
+            raise InputError(f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
+        node = values.get("gpus_per_node")
+        cluster = cluster_of(
+            values["gpu"],
+            gpus,
+            gpus_per_node=None if node is None else read_count(node, "gpus_per_node"),
+            nic=values.get("nic"),
+        )
+    if cluster.gpus > MOST_GPUS:
+        raise InputError(f"the page plans for at most {MOST_GPUS:,} GPUs, not {cluster.gpus:,}")
+    if "memory" in values:
+        size = parse_bytes(values["memory"], what="memory")
+        if not 1e9 <= size <= 1e13:
+            raise InputError(f"memory must be from 1 GB to 10 TB, not {shown(values['memory'])}")
+        cluster = with_memory(cluster, size / cluster.gpu.hbm_bytes)
+    return cluster
+
+
+def _slid(cluster: Cluster, values: Mapping[str, str]) -> Cluster:
+    """The cluster with the sliders' factors."""
+    gpus, nic, memory = (_log(values, name) for name in ("gpus", "nic", "memory"))
+    if gpus:
+        cluster = cluster.with_gpus(min(_scaled(cluster.gpus, gpus), MOST_GPUS))
+    if nic and len(cluster.tiers) > 1:
+        first, *outer = cluster.tiers
+        faster = tuple(replace(tier, bandwidth=tier.bandwidth * 2.0**nic) for tier in outer)
+        cluster = replace(cluster, tiers=(first, *faster))
+    return with_memory(cluster, 2.0**memory) if memory else cluster
+
+
+def _scaled(number: int, log: float) -> int:
+    return max(int(number * 2.0**log + 0.5), 1)
+
+
+def _log(values: Mapping[str, str], name: str) -> float:
+    text = values.get(f"log2_{name}", "0")
+    most, step = SLIDERS[name]
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not (abs(value) <= most and (value / step).is_integer()):
+        raise InputError(
+            f"log2_{name} must be from -{most:g} to {most:g} in steps of {step:g}, not {shown(text)}"
+        )
+    return value
+
+
+def _dimension(key: str, text: str) -> Any:
+    return SPACE[key](text, key) if key == "order" else read_list(text, key, SPACE[key])
+
+
+def _is_toml(text: str) -> bool:
+    """Whether the first line that says something is TOML rather than YAML."""
+    lines = (line.strip() for line in text.splitlines())
+    first = next((line for line in lines if line and not line.startswith("#")), "")
+    return first.startswith("[") or ("=" in first and ":" not in first.partition("=")[0])
+
+
+def _is_zero(text: str) -> bool:
+    try:
+        return float(text) == 0.0
+    except ValueError:
+        return False

@@ -1,0 +1,188 @@
+// The page works without this script; with it, answers come without loading the page anew.
+"use strict";
+
+(() => {
+  const form = document.getElementById("ask");
+  const answer = document.getElementById("answer");
+  const live = document.getElementById("live");
+  document.documentElement.classList.add("scripted");
+  if (!form || !answer) return;
+
+  let asking = null; // the request under way
+  let watching = null; // the search under way
+  const opened = new Set(); // ids of details that people opened
+
+  const query = () => {
+    const found = new URLSearchParams();
+    for (const [key, value] of new FormData(form)) {
+      if (value !== "" && !(key.startsWith("log2_") && Number(value) === 0)) found.append(key, value);
+    }
+    return found.toString();
+  };
+
+  const say = (text) => { live.textContent = text || ""; };
+
+  async function refresh({ push = false, focus = "" } = {}) {
+    if (asking) asking.abort();
+    if (watching) { watching.close(); watching = null; }
+    const mine = asking = new AbortController();
+    const where = "?" + query();
+    document.body.classList.add("busy");
+    answer.setAttribute("aria-busy", "true");
+    try {
+      const reply = await fetch("/answer" + where, { signal: mine.signal });
+      const html = await reply.text();
+      if (mine.signal.aborted) return;
+      show(reply.ok || reply.status === 422 ? html : sentence(html));
+      history[push ? "pushState" : "replaceState"](null, "", "/" + where);
+      const target = focus && document.querySelector(focus + " h2");
+      if (target) { target.focus(); target.scrollIntoView({ block: "start" }); }
+    } catch (error) {
+      if (error.name !== "AbortError") say(String(error));
+    } finally {
+      if (asking === mine) {
+        asking = null;
+        document.body.classList.remove("busy");
+        answer.removeAttribute("aria-busy");
+      }
+    }
+  }
+
+  // Of a whole page that tells an error, the part that tells it.
+  function sentence(html) {
+    const page = new DOMParser().parseFromString(html, "text/html");
+    const told = page.querySelector("[role=alert]");
+    return told ? told.outerHTML : html;
+  }
+
+  function show(html) {
+    answer.innerHTML = html;
+    const told = answer.querySelector("[data-said]");
+    if (told) say(told.dataset.said);
+    for (const id of opened) {
+      const box = document.getElementById(id);
+      if (box) box.open = true;
+    }
+    watch();
+  }
+
+  function watch() {
+    const box = answer.querySelector("[data-job]");
+    if (!box) return;
+    const bar = box.querySelector("progress");
+    const note = box.querySelector("[data-note]");
+    watching = new EventSource("/progress?job=" + encodeURIComponent(box.dataset.job));
+    watching.onmessage = (event) => {
+      const told = JSON.parse(event.data);
+      bar.value = told.share;
+      if (told.priced) note.textContent = box.dataset.priced + " " + told.priced.toLocaleString();
+      if (["done", "failed"].includes(told.state)) { watching.close(); watching = null; refresh(); }
+      if (told.state === "cancelled") { watching.close(); watching = null; }
+    };
+  }
+
+  form.addEventListener("submit", (event) => { event.preventDefault(); refresh({ push: true }); });
+
+  // Fields outside the form belong to it too (pins, doubts), so changes are heard on the document.
+  document.addEventListener("change", (event) => {
+    const field = event.target;
+    if (field.form !== form || !field.name) return;
+    if (field.name === "pin") limitPins(field);
+    if (!form.checkValidity()) { form.reportValidity(); return; }
+    refresh();
+  });
+
+  document.addEventListener("submit", (event) => {
+    if (!event.target.matches("[data-cancel]")) return;
+    event.preventDefault();
+    const fields = new URLSearchParams(new FormData(event.target));
+    fetch("/cancel", { method: "POST", body: fields }).then((reply) => reply.text()).then((html) => {
+      if (watching) { watching.close(); watching = null; }
+      const page = new DOMParser().parseFromString(html, "text/html");
+      show(page.getElementById("answer").innerHTML);
+    });
+  });
+
+  const pins = [];
+  function limitPins(box) {
+    const at = pins.indexOf(box.value);
+    if (at >= 0) pins.splice(at, 1);
+    if (box.checked) pins.push(box.value);
+    const checked = [...document.querySelectorAll("input[name=pin]:checked")];
+    for (const other of checked) {
+      if (checked.length > 2 && other !== box && !pins.slice(-2).includes(other.value)) other.checked = false;
+    }
+  }
+
+  form.addEventListener("input", (event) => {
+    if (event.target.type === "range") label(event.target);
+  });
+
+  function label(slider) {
+    const log = Number(slider.value);
+    const whole = log < 0 && Number.isInteger(log);
+    const text = whole ? "×1/" + 2 ** -log : "×" + Number((2 ** log).toPrecision(3));
+    form.querySelector(`output[for="${slider.id}"]`).textContent = text;
+    slider.setAttribute("aria-valuetext", text);
+  }
+  for (const slider of form.querySelectorAll("input[type=range]")) label(slider);
+
+  document.getElementById("reset").addEventListener("click", () => {
+    for (const slider of form.querySelectorAll("input[type=range]")) { slider.value = 0; label(slider); }
+    refresh();
+  });
+
+  document.addEventListener("click", (event) => {
+    const link = event.target.closest("a");
+    if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
+    if (link.dataset.plan) {
+      event.preventDefault();
+      form.elements.plan.value = link.dataset.plan;
+      refresh({ push: true, focus: "#plan" });
+    } else if (link.dataset.lang) {
+      event.preventDefault();
+      const fields = new URLSearchParams(query());
+      fields.set("lang", link.dataset.lang);
+      location.href = "/?" + fields;
+    }
+  });
+
+  document.addEventListener("toggle", async (event) => {
+    const box = event.target;
+    if (!box.id || box.tagName !== "DETAILS") return;
+    if (box.open) opened.add(box.id); else opened.delete(box.id);
+    if (!box.open || !box.dataset.load || box.dataset.loaded) return;
+    box.dataset.loaded = "yes";
+    const reply = await fetch(box.dataset.load, { headers: { "X-Part": "1" } });
+    const part = document.createElement("div");
+    const html = await reply.text();
+    part.innerHTML = reply.ok ? html : sentence(html);
+    while (box.children.length > 1) box.lastElementChild.remove();
+    box.append(part);
+  }, true);
+
+  const drop = document.getElementById("drop");
+  async function use(file) {
+    if (!file) return;
+    drop.elements.back.value = "?" + query();
+    drop.elements.file_name.value = file.name;
+    drop.elements.text.value = await file.text();
+    drop.submit();
+  }
+  document.getElementById("drop-file").addEventListener("change", (event) => use(event.target.files[0]));
+  document.addEventListener("dragover", (event) => {
+    event.preventDefault();
+    document.body.classList.add("dragging");
+  });
+  document.addEventListener("dragleave", (event) => {
+    if (!event.relatedTarget) document.body.classList.remove("dragging");
+  });
+  document.addEventListener("drop", (event) => {
+    event.preventDefault();
+    document.body.classList.remove("dragging");
+    use(event.dataTransfer.files[0]);
+  });
+
+  window.addEventListener("popstate", () => location.reload());
+  watch();
+})();

@@ -1,0 +1,289 @@
+"""The pages and their twins: each takes a visit and answers it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.responses import HTMLResponse, Response
+
+from meshplan.cli.estimate import STACK, PlanFlags, plan_of
+from meshplan.cli.plan import no_plan
+from meshplan.cli.question import Question
+from meshplan.cost.full.explain import explain
+from meshplan.cost.full.model import FullModel
+from meshplan.cost.full.stack import load_stack
+from meshplan.errors import InputError
+from meshplan.report import sections
+from meshplan.report.compare import compare_data, why_not
+from meshplan.report.estimate_view import estimate_data
+from meshplan.report.gather import named_ranking
+from meshplan.report.markup import Html, h, join
+from meshplan.report.plan_key import read_plan
+from meshplan.report.plan_rows import ranking_data
+from meshplan.report.resume import report_of_estimate
+from meshplan.report.words import Words
+from meshplan.search.ranking import Ranking
+from meshplan.web import answer
+from meshplan.web.asked import Visit
+from meshplan.web.desk import Desk, row_of
+from meshplan.web.jobs import Job
+from meshplan.web.pages import plain_page, planner
+from meshplan.web.question import Address, Asked, question_of, top_of
+
+REFRESH_S = 2
+
+
+async def index(desk: Desk, visit: Visit) -> Response:
+    """The planning page."""
+    address, words = visit.address, visit.words
+    body, status, waiting = await _answer(desk, address, words)
+    text = planner(
+        words,
+        address,
+        body,
+        twin="/plan.json" + address.query(pin=None),
+        refresh_s=REFRESH_S if waiting else None,
+    )
+    return HTMLResponse(text, status)
+
+
+async def fragment(desk: Desk, visit: Visit) -> Response:
+    """The part of the planning page that changes with the question."""
+    body, status, _ = await _answer(desk, visit.address, visit.words)
+    return HTMLResponse(body, status)
+
+
+async def nothing(desk: Desk, visit: Visit) -> Response:
+    """There is no such page."""
+    words = visit.words
+    text = plain_page(
+        words, visit.address_or(Address({})), [h("p", words("page.not_found"))], title="404", path="/"
+    )
+    return HTMLResponse(text, 404)
+
+
+async def plan_json(desk: Desk, visit: Visit) -> Response:
+    """What ``meshplan plan --json`` prints for the same question."""
+    top = top_of(visit.address)
+    ranking = await desk.ranking(question_of(visit.address))
+    empty = ranking.nothing
+    if empty is not None and empty.limit == "rules":
+        raise InputError(no_plan(empty, ranking))
+    return json_response(await desk.thread(lambda: ranking_data(ranking, top)))
+
+
+async def estimate_json(desk: Desk, visit: Visit) -> Response:
+    """What ``meshplan estimate --json`` prints for the same plan."""
+    return json_response(await desk.thread(lambda: _estimate(visit.address)))
+
+
+async def estimate(desk: Desk, visit: Visit) -> Response:
+    """One plan in full."""
+    words, address = visit.words, visit.address
+
+    def render() -> str:
+        data = report_of_estimate(_estimate(address))
+        plan, ranking = data["chosen"], data["ranking"]
+        parts: list[Html] = [
+            h("h2", f"{words('page.estimate')}: {plan['name']}"),
+            h("p", words("page.estimate_note"), class_="soft"),
+            sections.question(ranking, words),
+            sections.plan_facts(plan, ranking, words),
+        ]
+        for name, picture, caption in sections.plan_pictures(plan, ranking, words):
+            parts += [h("h3", words(f"{name}.title")), sections.figure(name, picture, caption)]
+        parts += [h("h3", words("report.evidence")), sections.evidence(plan, words)]
+        twin = "/estimate.json" + address.query()
+        return plain_page(words, address, parts, title=plan["name"], path="/estimate", twin=twin)
+
+    return HTMLResponse(await desk.thread(render))
+
+
+async def compare(desk: Desk, visit: Visit) -> Response:
+    """Two pinned plans on a page of their own."""
+    words, address = visit.words, visit.address
+    found = await _compared(desk, visit)
+    body = answer.compare_answer(found, address, words)
+    twin = "/compare.json" + address.query()
+    text = plain_page(words, address, [body], title=words("compare.title"), path="/compare", twin=twin)
+    return HTMLResponse(text)
+
+
+async def compare_json(desk: Desk, visit: Visit) -> Response:
+    """The comparison as data."""
+    return json_response(await _compared(desk, visit))
+
+
+async def why(desk: Desk, visit: Visit) -> Response:
+    """What stands against a plan, on a page of its own."""
+    words, address = visit.words, visit.address
+    found = await _doubted(desk, visit)
+    twin = "/why-not.json" + address.query()
+    parts = [h("h2", words("why.title")), answer.why_answer(found, words)]
+    return HTMLResponse(
+        plain_page(words, address, parts, title=words("why.title"), path="/why-not", twin=twin)
+    )
+
+
+async def why_json(desk: Desk, visit: Visit) -> Response:
+    """The verdict as data."""
+    return json_response(await _doubted(desk, visit))
+
+
+async def studies(desk: Desk, visit: Visit) -> Response:
+    """The scaling curve and the sensitivities; bare where the script asks for them."""
+    words, address = visit.words, visit.address
+    found, ranking = await _studied(desk, visit)
+    data = await desk.thread(lambda: named_ranking(ranking, 1))
+    body = answer.studies_answer(found, data, words)
+    if visit.request.headers.get("x-part"):
+        return HTMLResponse(body)
+    twin = "/studies.json" + address.query()
+    text = plain_page(words, address, [body], title=words("page.studies"), path="/studies", twin=twin)
+    return HTMLResponse(text)
+
+
+async def studies_json(desk: Desk, visit: Visit) -> Response:
+    """The studies as data."""
+    return json_response((await _studied(desk, visit))[0])
+
+
+def json_response(data: Mapping[str, Any]) -> Response:
+    """Data as the command line prints it."""
+    return Response(json.dumps(data, indent=2, allow_nan=False) + "\n", media_type="application/json")
+
+
+async def _answer(desk: Desk, address: Address, words: Words) -> tuple[Html, int, bool]:
+    """The answer, its status, and whether a search is still under way."""
+    try:
+        asked = question_of(address)
+        top = top_of(address)
+        found = await desk.quickly(asked)
+        if isinstance(found, Job):
+            if found.state == "failed":
+                raise InputError(found.error)
+            return answer.waiting_answer(found, asked, address, words), 200, True
+        before = await desk.quickly(question_of(address, sliders=False)) if address.moved else None
+        base = (before, found) if isinstance(before, Ranking) else None
+        return await desk.thread(lambda: _whole(desk, asked, found, address, words, top, base)), 200, False
+    except InputError as error:
+        return answer.error_answer(str(error), words), 422, False
+
+
+def _whole(
+    desk: Desk, asked: Asked, ranking: Ranking, address: Address, words: Words, top: int,
+    base: tuple[Ranking, Ranking] | None,
+) -> Html:  # fmt: skip
+    """Ranking, comparison, chosen plan, doubts, studies, downloads."""
+    data = named_ranking(ranking, top)
+    chosen = _chosen(ranking, address)
+    parts = [
+        answer.ranking_answer(
+            ranking, data, address, words, band=desk.band(ranking), chosen=chosen, base=base
+        )
+    ]
+    pinned = _pinned(ranking, address)
+    if len(pinned) == 2:
+        parts.append(answer.compare_answer(compare_data(ranking, *pinned), address, words))
+    plan = None if chosen is None else desk.chosen(asked, ranking, chosen)
+    if plan is not None:
+        parts.append(answer.plan_answer(plan, data, address, words))
+    parts.append(answer.why_form(address, words))
+    if "why" in address.values:
+        parts.append(_doubt(asked, ranking, address.values["why"], words))
+    if plan is not None:
+        parts.append(answer.studies_box(address, words))
+    parts.append(answer.downloads(plan, asked, address, words))
+    return join(parts)
+
+
+def _doubt(asked: Asked, ranking: Ranking, text: str, words: Words) -> Html:
+    try:
+        return answer.why_answer(why_not(ranking, read_plan(text), asked.cost_model), words)
+    except InputError as error:
+        return answer.error_answer(str(error), words)
+
+
+def _chosen(ranking: Ranking, address: Address) -> int | None:
+    """The row of the plan in the address; the best one where it is not there any more."""
+    if not len(ranking):
+        return None
+    try:
+        return row_of(ranking, address.values["plan"]) if "plan" in address.values else 0
+    except InputError:
+        return 0
+
+
+def _pinned(ranking: Ranking, address: Address) -> list[int]:
+    found = []
+    for pin in address.pins:
+        try:
+            found.append(row_of(ranking, pin))
+        except InputError:
+            continue
+    return found
+
+
+async def _compared(desk: Desk, visit: Visit) -> dict[str, Any]:
+    address = visit.address
+    if len(address.pins) != 2:
+        raise InputError(visit.words("page.pins_needed"))
+    ranking = await desk.ranking(question_of(address))
+    rows = [row_of(ranking, pin) for pin in address.pins]
+    return await desk.thread(lambda: compare_data(ranking, *rows))
+
+
+async def _doubted(desk: Desk, visit: Visit) -> dict[str, Any]:
+    asked, text = question_of(visit.address), visit.address.values.get("why", "")
+    if not text:
+        raise InputError("why is missing: a plan, or a part of one, such as tp8,pp1")
+    ranking = await desk.ranking(asked)
+    return await desk.thread(lambda: why_not(ranking, read_plan(text), asked.cost_model))
+
+
+async def _studied(desk: Desk, visit: Visit) -> tuple[dict[str, Any], Ranking]:
+    asked = question_of(visit.address)
+    ranking = await desk.ranking(asked)
+    row = _chosen(ranking, visit.address)
+    if row is None:
+        raise InputError("no plan is possible, so there is nothing to study")
+    return await desk.thread(lambda: desk.studies(asked, ranking, row)), ranking
+
+
+def _estimate(address: Address) -> dict[str, Any]:
+    """The plan in the address priced as ``meshplan estimate`` does. Raises ``InputError``."""
+    if "plan" not in address.values:
+        raise InputError("plan is missing: such as tp4,cp2,dp4,pp2,mbs1")
+    asked = question_of(address)
+    full = FullModel(stack=load_stack(STACK))
+    flags = flags_of(read_plan(address.values["plan"]))
+    whole = Question(
+        model=asked.model, cluster=asked.cluster, workload=asked.workload, space=asked.space, cost_model=full
+    )
+    plan = plan_of(flags, whole, torch=False)
+    found = explain(full, asked.model, asked.cluster, asked.workload, plan, order=asked.space.order)
+    return estimate_data(found, asked.model, asked.cluster, asked.workload)
+
+
+def flags_of(fields: Mapping[str, Any]) -> PlanFlags:
+    """The fields of a plan as the flags of ``meshplan estimate``."""
+    known = (
+        "tp",
+        "sp",
+        "cp",
+        "cp_kind",
+        "pp",
+        "vp",
+        "schedule",
+        "layout",
+        "dp",
+        "sharding",
+        "replicas",
+        "ep",
+        "etp",
+        "mbs",
+    )
+    again = (fields.get("recompute_layers", 0), fields.get("recompute_modules", 0))
+    return PlanFlags(**{name: fields[name] for name in known if name in fields}, recompute=again)
