@@ -18,6 +18,7 @@ from meshplan.cost.costs import CostModel, Costs
 from meshplan.cost.full.model import FullModel
 from meshplan.errors import InputError
 from meshplan.model.model import Model
+from meshplan.plan.divisors import divisors
 from meshplan.plan.kinds import Recompute, Schedule, Sharding
 from meshplan.plan.plans import ALL_LAYERS, AUTO_LAYERS, Plan, Plans
 from meshplan.plan.rules import RULES, Rule, Setting, broken
@@ -209,10 +210,30 @@ def reasons_against(case: Case, plan: Plan, wish: Wish) -> tuple[Broken, ...]:
     asked = [r for r in rules if not (r.practice and chosen.intersection(r.columns))]
     if plan.layout is not None:
         asked = [r for r in asked if r.id not in LAYER_RULES]
+    uneven = _gpus(case, plan, wish)
+    if uneven:  # dp is then a number that nobody asked for
+        asked = [r for r in asked if "dp" not in r.columns]
     wrong = [
         Broken(rule=r.id, reason=r.explain(case.setting, plan)) for r in broken(case.setting, plan, asked)
     ]
-    return (*_layout(case, plan), *wrong)
+    return (*uneven, *_layout(case, plan), *wrong)
+
+
+def _gpus(case: Case, plan: Plan, wish: Wish) -> tuple[Broken, ...]:
+    """Degrees that leave no whole number of data-parallel ranks, and the nearest value of the last one that
+    does."""
+    gpus, ranks = case.cluster.gpus, plan.tp * plan.cp * plan.pp
+    if "dp" in wish or gpus % ranks == 0:
+        return ()
+    name = next((n for n in ("pp", "cp", "tp") if n in wish and gpus % wish[n]), None)
+    name = name or next((n for n in ("pp", "cp", "tp") if n in wish), "tp")
+    others = ranks // int(getattr(plan, name))
+    own = int(getattr(plan, name))
+    good = [] if gpus % others else divisors(gpus // others)
+    near = [*[d for d in good if d < own][-1:], *[d for d in good if d > own][:1]]
+    offer = f"; {name} {' or '.join(map(str, near))} would" if near else ""
+    product = f"tp {plan.tp} × cp {plan.cp} × pp {plan.pp} = {ranks:,}"
+    return (Broken(rule="gpus-product", reason=f"{product} does not divide {gpus:,} GPUs{offer}"),)
 
 
 def _layout(case: Case, plan: Plan) -> tuple[Broken, ...]:
