@@ -23,11 +23,25 @@ from meshplan.validation.rows import read_rows
 from meshplan.validation.run import price_cases
 
 BOUNDS = {
-    "matmul": (0.4, 1.0), "attention_rate": (0.3, 1.0), "memory_rate": (0.3, 1.0), "network_rate": (0.2, 1.0), "scaleup_rate": (0.2, 1.0),
-    "tp_exposed": (0.1, 1.0), "ep_exposed": (0.05, 1.0), "fsdp_overlap": (0.3, 1.0), "host_layer_s": (0.0, 20e-3), "host_moe_s": (0.0, 20e-3), "partial_graph_host": (0.0, 1.0),
-    "host_backward": (0.5, 3.0), "host_tp_s": (0.0, 3e-3), "host_micro_s": (0.0, 50e-3), "step_s": (0.0, 1.0),
-    "kernel_gap_s": (0.0, 30e-6), "straggler": (0.0, 0.03), "cast_share": (0.0, 1.0),
-}  # fmt: skip
+    "matmul": (0.4, 1.0),
+    "attention_rate": (0.3, 1.0),
+    "memory_rate": (0.3, 1.0),
+    "network_rate": (0.2, 1.0),
+    "scaleup_rate": (0.2, 1.0),
+    "tp_exposed": (0.1, 1.0),
+    "ep_exposed": (0.05, 1.0),
+    "fsdp_overlap": (0.3, 1.0),
+    "cast_share": (0.0, 1.0),
+    "host_layer_s": (0.0, 20e-3),
+    "host_moe_s": (0.0, 20e-3),
+    "host_backward": (0.5, 3.0),
+    "host_tp_s": (0.0, 3e-3),
+    "host_micro_s": (0.0, 50e-3),
+    "partial_graph_host": (0.0, 1.0),
+    "kernel_gap_s": (0.0, 30e-6),
+    "step_s": (0.0, 1.0),
+    "straggler": (0.0, 0.03),
+}
 """Smallest and largest value that physics allows."""
 
 
@@ -81,7 +95,9 @@ def main() -> int:
         return log_ratios(with_values(sample, dict(zip(names, values.tolist(), strict=True))))
 
     begin = np.clip((start - low) / (high - low), 0.02, 0.98)
-    fit = least_squares(residuals, begin, bounds=(0, 1), loss="soft_l1", f_scale=0.05, diff_step=1e-3, max_nfev=12)
+    fit = least_squares(
+        residuals, begin, bounds=(0, 1), loss="soft_l1", f_scale=0.05, diff_step=1e-3, max_nfev=12
+    )
     values = dict(zip(names, (low + fit.x * (high - low)).tolist(), strict=True))
     for label, some in (("before", cases), ("after", with_values(cases, values))):
         errors = Errors.of(np.expm1(log_ratios(some)))

@@ -21,9 +21,17 @@ from meshplan.validation.run import Outcome
 def handbook_plan(plan: Plan) -> Plan:
     """The plan in the only terms the handbook knows."""
     return replace(
-        plan, vp=1, schedule=Schedule.ONE_F_ONE_B, sharding=Sharding.ZERO1, replicas=1, cp_kind=CpKind.RING,
-        ep=1, etp=1, recompute_modules=Recompute.NONE, layout=None,
-    )  # fmt: skip
+        plan,
+        vp=1,
+        schedule=Schedule.ONE_F_ONE_B,
+        sharding=Sharding.ZERO1,
+        replicas=1,
+        cp_kind=CpKind.RING,
+        ep=1,
+        etp=1,
+        recompute_modules=Recompute.NONE,
+        layout=None,
+    )
 
 
 def handbook_outcomes(cases: Iterable[Case]) -> dict[int, Outcome]:
@@ -37,7 +45,11 @@ def handbook_outcomes(cases: Iterable[Case]) -> dict[int, Outcome]:
             continue
         memory = float(costs.memory_bytes[0])
         found[case.row.line] = Outcome(
-            case=case, step_s=float(costs.step_s[0]), memory_bytes=memory, device_bytes=memory,
-            limit_bytes=costs.memory_limit_bytes, costs=costs,
-        )  # fmt: skip
+            case=case,
+            step_s=float(costs.step_s[0]),
+            memory_bytes=memory,
+            device_bytes=memory,
+            limit_bytes=costs.memory_limit_bytes,
+            costs=costs,
+        )
     return found

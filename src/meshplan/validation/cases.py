@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-
 from meshplan.cluster.cluster import Cluster
 from meshplan.cluster.presets import cluster_of, load_gpu
 from meshplan.cost.full.stack import Stack, load_stack
@@ -19,20 +18,39 @@ from meshplan.validation.rows import Row, noted
 from meshplan.validation.sources import Source, source_of
 
 SHARDINGS = {
-    "none": Sharding.DDP, "ddp": Sharding.DDP, "": Sharding.DDP, "zero1": Sharding.ZERO1, "zero2": Sharding.ZERO2,
-    "zero3": Sharding.ZERO3, "fsdp": Sharding.ZERO3, "fsdp(zero3)": Sharding.ZERO3, "hsdp": Sharding.ZERO3,
-}  # fmt: skip
+    "none": Sharding.DDP,
+    "ddp": Sharding.DDP,
+    "": Sharding.DDP,
+    "zero1": Sharding.ZERO1,
+    "zero2": Sharding.ZERO2,
+    "zero3": Sharding.ZERO3,
+    "fsdp": Sharding.ZERO3,
+    "fsdp(zero3)": Sharding.ZERO3,
+    "hsdp": Sharding.ZERO3,
+}
 SCHEDULES = (
-    (r"\bzb-?2p|zb-h2", Schedule.ZB_H2), (r"\bzb-?1p|zb-h1", Schedule.ZB_H1), (r"\bzbv\b|zb-v|v-zb", Schedule.ZB_V),
-    (r"v-half", Schedule.V_HALF), (r"v-min", Schedule.V_MIN), (r"dualpipev", Schedule.DUALPIPE_V),
-    (r"dualpipe", Schedule.DUALPIPE), (r"gpipe", Schedule.GPIPE),
-)  # fmt: skip
+    (r"\bzb-?2p|zb-h2", Schedule.ZB_H2),
+    (r"\bzb-?1p|zb-h1", Schedule.ZB_H1),
+    (r"\bzbv\b|zb-v|v-zb", Schedule.ZB_V),
+    (r"v-half", Schedule.V_HALF),
+    (r"v-min", Schedule.V_MIN),
+    (r"dualpipev", Schedule.DUALPIPE_V),
+    (r"dualpipe", Schedule.DUALPIPE),
+    (r"gpipe", Schedule.GPIPE),
+)
 MODULES = {
-    "norm": Recompute.NORM, "layernorm": Recompute.NORM, "moe_act": Recompute.MOE_ACT, "act": Recompute.MOE_ACT,
-    "mla_up_proj": Recompute.MLA_UP_PROJ, "up_proj": Recompute.MLA_UP_PROJ, "mlp": Recompute.MLP, "moe": Recompute.MOE,
-    "shared_expert": Recompute.SHARED_EXPERTS, "shared_experts": Recompute.SHARED_EXPERTS,
+    "norm": Recompute.NORM,
+    "layernorm": Recompute.NORM,
+    "moe_act": Recompute.MOE_ACT,
+    "act": Recompute.MOE_ACT,
+    "mla_up_proj": Recompute.MLA_UP_PROJ,
+    "up_proj": Recompute.MLA_UP_PROJ,
+    "mlp": Recompute.MLP,
+    "moe": Recompute.MOE,
+    "shared_expert": Recompute.SHARED_EXPERTS,
+    "shared_experts": Recompute.SHARED_EXPERTS,
     "core_attn": Recompute.CORE_ATTN,
-}  # fmt: skip
+}
 
 
 class SkippedError(Exception):
@@ -90,9 +108,19 @@ def case_of(row: Row, *, stack: str | None = None) -> Case:
         raise SkippedError("no measured time or memory", "step_s")
     chosen = load_stack(stack) if stack else switches(row, source)
     return Case(
-        row=row, model=model, cluster=cluster, workload=workload, plan=plan, stack=chosen, source=source, step_s=step,
-        peak_bytes=None if peak is None or oom else peak * 2**30, memory_kind=_memory_kind(row, source), out_of_memory=oom, assumed=tuple(assumed),
-    )  # fmt: skip
+        row=row,
+        model=model,
+        cluster=cluster,
+        workload=workload,
+        plan=plan,
+        stack=chosen,
+        source=source,
+        step_s=step,
+        peak_bytes=None if peak is None or oom else peak * 2**30,
+        memory_kind=_memory_kind(row, source),
+        out_of_memory=oom,
+        assumed=tuple(assumed),
+    )
 
 
 def _memory_kind(row: Row, source: Source) -> str:
@@ -145,9 +173,12 @@ def _model(row: Row) -> Model:
         stack = (dense,) * layers
     else:
         moe = Moe(
-            experts=experts, topk=_needed(row, "topk"), width=_needed(row, "moe_ffn"), gated=gated,
+            experts=experts,
+            topk=_needed(row, "topk"),
+            width=_needed(row, "moe_ffn"),
+            gated=gated,
             shared_width=row.whole("shared_ffn", 0) or 0,
-        )  # fmt: skip
+        )
         routed = Layer(attention=attention, mlp=moe)
         first = row.whole("dense_layers", 0) or 0
         if first and dense is None:
@@ -214,10 +245,22 @@ def _plan(row: Row, model: Model, source: Source, assumed: list[str]) -> Plan:
     if noted(row, r"ulysses"):
         kind = CpKind.ULYSSES
     return Plan(
-        tp=tp, sp=bool(sp) if sp is not None else bool(tp > 1), cp=cp, cp_kind=kind, pp=pp, vp=vp, schedule=schedule,
-        dp=dp, sharding=sharding, ep=ep, etp=etp, mbs=mbs, recompute_layers=layers, recompute_modules=modules,
+        tp=tp,
+        sp=bool(sp) if sp is not None else bool(tp > 1),
+        cp=cp,
+        cp_kind=kind,
+        pp=pp,
+        vp=vp,
+        schedule=schedule,
+        dp=dp,
+        sharding=sharding,
+        ep=ep,
+        etp=etp,
+        mbs=mbs,
+        recompute_layers=layers,
+        recompute_modules=modules,
         replicas=_replicas(row, dp),
-    )  # fmt: skip
+    )
 
 
 def _replicas(row: Row, dp: int) -> int:
@@ -287,7 +330,11 @@ def switches(row: Row, source: Source) -> Stack:
         stack = replace(stack, ep_exposed=min(stack.ep_exposed, 0.1))
     if row.text["source"].startswith("MBridge") and row.whole("experts", 0):
         stack = replace(stack, optimizer_bytes=8.0)  # the MoE recipes keep bf16 Adam moments
-    if stack.name == "torchtitan-2026" and row.text["source"] == "torchtitan-commit" and not noted(row, "compile"):
+    if (
+        stack.name == "torchtitan-2026"
+        and row.text["source"] == "torchtitan-commit"
+        and not noted(row, "compile")
+    ):
         stack = replace(stack, loss_bytes=12.0)  # the loss runs eagerly
     if noted(row, r"async ?TP"):
         stack = replace(stack, tp_exposed=0.5 * stack.tp_exposed)

@@ -31,9 +31,12 @@ class Errors:
             return cls(n=0)
         absolute = np.abs(values)
         return cls(
-            n=len(values), signed_median=float(np.median(values)), median=float(np.median(absolute)),
-            mean=float(absolute.mean()), p90=float(np.percentile(absolute, 90)),
-        )  # fmt: skip
+            n=len(values),
+            signed_median=float(np.median(values)),
+            median=float(np.median(absolute)),
+            mean=float(absolute.mean()),
+            p90=float(np.percentile(absolute, 90)),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -27,13 +27,42 @@ TEXT = (
     "notes",
 )
 REQUIRED_NUMBERS = (
-    "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "seq", "gpus", "gpus_per_node", "gbs", "mbs",
-    "tp", "cp", "pp", "dp", "step_s", "tokens_s_gpu", "peak_gib",
-)  # fmt: skip
+    "layers",
+    "hidden",
+    "heads",
+    "kv_heads",
+    "head_dim",
+    "ffn",
+    "vocab",
+    "seq",
+    "gpus",
+    "gpus_per_node",
+    "gbs",
+    "mbs",
+    "tp",
+    "cp",
+    "pp",
+    "dp",
+    "step_s",
+    "tokens_s_gpu",
+    "peak_gib",
+)
 OPTIONAL_NUMBERS = (
-    "params_b", "gated", "experts", "topk", "moe_ffn", "shared_ffn", "dense_layers", "mla", "sp", "vp", "ep", "etp",
-    "tflops_per_gpu", "mfu",
-)  # fmt: skip
+    "params_b",
+    "gated",
+    "experts",
+    "topk",
+    "moe_ffn",
+    "shared_ffn",
+    "dense_layers",
+    "mla",
+    "sp",
+    "vp",
+    "ep",
+    "etp",
+    "tflops_per_gpu",
+    "mfu",
+)
 LIMIT_BYTES = 256 << 20
 
 

@@ -50,7 +50,9 @@ class Run:
     """Line, column (or ``""``) and reason of the first row that could not be used."""
 
 
-def run(rows: Iterable[Row], *, keep: Callable[[Row], bool] = lambda row: True, stack: str | None = None) -> Run:
+def run(
+    rows: Iterable[Row], *, keep: Callable[[Row], bool] = lambda row: True, stack: str | None = None
+) -> Run:
     """Prices the rows that ``keep`` lets through; rows of one problem and stack are priced together."""
     skipped: Counter[str] = Counter()
     first_skip: tuple[int, str, str] | None = None
@@ -102,9 +104,17 @@ def _problem(case: Case) -> Hashable:
 
 def _outcome(case: Case, costs: Costs) -> Outcome:
     device = float(costs.memory_bytes[0])
-    left_out = {"allocated": ("fragmentation", "context and NCCL"), "reserved": ("context and NCCL",), "device": ()}
+    left_out = {
+        "allocated": ("fragmentation", "context and NCCL"),
+        "reserved": ("context and NCCL",),
+        "device": (),
+    }
     counted = device - sum(float(costs.memory[part][0]) for part in left_out[case.memory_kind])
     return Outcome(
-        case=case, step_s=float(costs.step_s[0]), memory_bytes=counted, device_bytes=device,
-        limit_bytes=costs.memory_limit_bytes, costs=costs,
-    )  # fmt: skip
+        case=case,
+        step_s=float(costs.step_s[0]),
+        memory_bytes=counted,
+        device_bytes=device,
+        limit_bytes=costs.memory_limit_bytes,
+        costs=costs,
+    )

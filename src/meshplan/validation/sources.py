@@ -37,10 +37,16 @@ class Source:
         return all(
             not pattern or re.search(pattern, row.text[column], flags=re.IGNORECASE)
             for column, pattern in (
-                ("source", self.source), ("id", self.id), ("model", self.model), ("notes", self.notes), ("gpu", self.gpu), ("release", self.release),
-                ("precision", self.precision), ("sharding", self.sharding),
+                ("source", self.source),
+                ("id", self.id),
+                ("model", self.model),
+                ("notes", self.notes),
+                ("gpu", self.gpu),
+                ("release", self.release),
+                ("precision", self.precision),
+                ("sharding", self.sharding),
             )
-        )  # fmt: skip
+        )
 
 
 @cache

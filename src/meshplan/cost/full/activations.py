@@ -14,7 +14,7 @@ import numpy as np
 from meshplan.cost.costs import Floats
 from meshplan.cost.full.keys import LayerKeys
 from meshplan.cost.full.stack import Stack
-from meshplan.model.layers import Attention, LatentAttention, Layer, Mlp, Moe
+from meshplan.model.layers import LatentAttention, Layer, Mlp, Moe
 from meshplan.plan.kinds import CpKind, Recompute
 
 FP8_STORED = ("fp8", "mxfp8", "nvfp4")
@@ -35,8 +35,9 @@ class LayerActivations:
     """``kept`` by kind: attention, mlp, moe, norm."""
 
 
-def _has(keys: LayerKeys, module: Recompute) -> Floats:
-    return ((keys.modules & int(module)) != 0).astype(np.float64)
+def recomputes(keys: LayerKeys, module: Recompute) -> Floats:
+    """1 where the key recomputes ``module``."""
+    return np.asarray((keys.modules & int(module)) != 0, dtype=np.float64)
 
 
 def _keeps_inner(stack: Stack, gated: bool) -> float:
@@ -61,24 +62,24 @@ def attention_bytes(
         "mask": mask * hidden * sigma,
     }
     kv_share = np.maximum(1.0 / t, 1.0 / att.kv_heads)
-    removed = parts["norm out"] * _has(keys, Recompute.NORM)
+    removed = parts["norm out"] * recomputes(keys, Recompute.NORM)
     if isinstance(att, LatentAttention):
         q_rank = att.q_rank or 0
         latent = 2 * (q_rank + att.kv_rank + att.rope_dim) + 2 * (q_rank + att.kv_rank)
         parts["latents"] = latent * sigma
         parts["qkv"] = 2 * (att.q_width + att.k_width + att.v_width) / t
-        removed = removed + parts["qkv"] * _has(keys, Recompute.MLA_UP_PROJ)
+        removed = removed + parts["qkv"] * recomputes(keys, Recompute.MLA_UP_PROJ)
     else:
         parts["qkv"] = 2 * att.q_width / t + 2 * (att.k_width + att.v_width) * kv_share
         if att.gate:
             parts["gate"] = 4 * att.q_width / t
         if att.qk_norm != "none":
             parts["qk norm in"] = 2 * att.q_width / t + 2 * att.k_width * kv_share
-            removed = removed + parts["qk norm in"] * _has(keys, Recompute.NORM)
+            removed = removed + parts["qk norm in"] * recomputes(keys, Recompute.NORM)
     if stack.attention == "unfused":
         per_score = 5.0 if stack.dropout else 2.0
         parts["scores"] = per_score * att.heads * keys.seq / t
-        removed = removed + parts["scores"] * _has(keys, Recompute.CORE_ATTN)
+        removed = removed + parts["scores"] * recomputes(keys, Recompute.CORE_ATTN)
     parts["out to scatter"] = 2 * att.out_width / t * (keys.cp_kind == CpKind.ULYSSES) * (keys.cp > 1)
     if layer.parallel:
         parts["norm in"] = parts["norm in"] / 2
@@ -103,10 +104,14 @@ def mlp_bytes(layer: Layer, hidden: int, stack: Stack, keys: LayerKeys) -> tuple
         parts["fc1 out"] = (4 if mlp.gated else 2) * mlp.width / t
         parts["act out"] = 2 * mlp.width / t
         parts["act inner"] = 2 * mlp.width / t * _keeps_inner(stack, mlp.gated)
-        whole = _has(keys, Recompute.MLP)
-        act = np.maximum(_has(keys, Recompute.MLP_ACT), whole)
-        norm = _has(keys, Recompute.NORM)
-        removed = (parts["act out"] + parts["act inner"]) * act + parts["fc1 out"] * whole + parts["mlp norm out"] * norm
+        whole = recomputes(keys, Recompute.MLP)
+        act = np.maximum(recomputes(keys, Recompute.MLP_ACT), whole)
+        norm = recomputes(keys, Recompute.NORM)
+        removed = (
+            (parts["act out"] + parts["act inner"]) * act
+            + parts["fc1 out"] * whole
+            + parts["mlp norm out"] * norm
+        )
         return parts, removed
     return _moe_bytes(mlp, hidden, stack, keys, parts)
 
@@ -134,15 +139,15 @@ def _moe_bytes(
     if moe.shared_width:
         parts["shared fc1 out"] = (4 if moe.gated else 2) * moe.shared_width / t
         parts["shared act out"] = 2 * moe.shared_width / t * (1 + inner)
-    whole = _has(keys, Recompute.MOE)
-    act = np.maximum(_has(keys, Recompute.MOE_ACT), whole)
+    whole = recomputes(keys, Recompute.MOE)
+    act = np.maximum(recomputes(keys, Recompute.MOE_ACT), whole)
     removed = (
         (parts["expert act out"] + parts["expert act inner"]) * act
         + (parts["expert fc1 out"] + parts["dispatched"] + parts["router"] + combined) * whole
-        + parts["mlp norm out"] * np.maximum(_has(keys, Recompute.NORM), whole)
+        + parts["mlp norm out"] * np.maximum(recomputes(keys, Recompute.NORM), whole)
     )
     if moe.shared_width:
-        shared = np.maximum(_has(keys, Recompute.SHARED_EXPERTS), whole)
+        shared = np.maximum(recomputes(keys, Recompute.SHARED_EXPERTS), whole)
         removed = removed + (parts["shared fc1 out"] + parts["shared act out"]) * shared
     return parts, removed
 
@@ -193,7 +198,7 @@ def layer_activations(layer: Layer, hidden: int, stack: Stack, keys: LayerKeys) 
         "moe" if is_moe else "mlp": (total_m - mlp_removed) * tokens,
     }
     full = (total_a + total_m) * tokens
-    by_operator = _has(keys, Recompute.OPERATORS)
+    by_operator = recomputes(keys, Recompute.OPERATORS)
     if by_operator.any():
         few = _operator_bytes(layer, hidden, keys) * tokens
         share = np.where(by_operator > 0, few / np.maximum(sum(parts.values()), 1.0), 1.0)

@@ -13,7 +13,7 @@ from meshplan.cost.costs import Floats
 from meshplan.cost.full.keys import LayerKeys
 from meshplan.cost.full.stack import Stack
 from meshplan.cost.full.topology import Group, link_bandwidth
-from meshplan.model.layers import Attention, LatentAttention, Layer, Moe
+from meshplan.model.layers import Layer, Moe
 from meshplan.plan.kinds import CpKind
 from meshplan.plan.plans import Ints
 
@@ -42,12 +42,17 @@ class Links:
         network = tiers[1] if len(tiers) > 1 else tiers[0]
         return np.asarray(
             collective_seconds(
-                self.profile, op, size_bytes, ranks=group.size, ranks_per_node=group.per_node,
-                scaleup_bandwidth=tiers[0].bandwidth, network_bandwidth=link_bandwidth(self.cluster, group.size * span),
+                self.profile,
+                op,
+                size_bytes,
+                ranks=group.size,
+                ranks_per_node=group.per_node,
+                scaleup_bandwidth=tiers[0].bandwidth,
+                network_bandwidth=link_bandwidth(self.cluster, group.size * span),
                 network_latency_s=network.latency_s,
             )
             / np.where(group.size > group.per_node, self.network_rate, self.scaleup_rate)
-        )  # fmt: skip
+        )
 
 
 def tensor_parallel(

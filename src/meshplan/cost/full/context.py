@@ -44,9 +44,11 @@ class Context:
     def links(self) -> Links:
         """What a collective's time depends on."""
         return Links(
-            cluster=self.cluster, profile=self.profile, network_rate=self.stack.network_rate,
+            cluster=self.cluster,
+            profile=self.profile,
+            network_rate=self.stack.network_rate,
             scaleup_rate=self.stack.scaleup_rate,
-        )  # fmt: skip
+        )
 
     @cached_property
     def kinds(self) -> tuple[Layer, ...]:
@@ -128,6 +130,20 @@ class Context:
         """Ranks that reduce dense gradients: dp · cp."""
         p = self.plans
         return joint_group(p.cp, p.dp, self.spans["cp"], self.spans["dp"], self.domain)
+
+    @cached_property
+    def shard_group(self) -> Group:
+        """Ranks that share one copy of the dense states: all of ``dense_group``, or a replica of HSDP."""
+        p = self.plans
+        return joint_group(
+            p.cp, p.dp // np.maximum(p.replicas, 1), self.spans["cp"], self.spans["dp"], self.domain
+        )
+
+    @cached_property
+    def replica_group(self) -> Group:
+        """Ranks that hold the same shard in every replica; they stand a whole replica apart."""
+        p = self.plans
+        return group(p.replicas, self.spans["dp"] * (p.dp // np.maximum(p.replicas, 1)), self.domain)
 
     @cached_property
     def expert_group(self) -> Group:

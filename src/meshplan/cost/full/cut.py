@@ -74,9 +74,14 @@ def best_cut(costs: Layout, kinds: Layout, pp: int, vp: int, shape: int) -> Layo
         return None
     both_ways = shape == BOTH_WAYS
     found = best_split(
-        layers, ranks=pp // 2 if both_ways else pp, vp=2 if both_ways else vp, v_shaped=shape != LOOPED,
-        embedding=embedding, head=head, least_ends=0,
-    )  # fmt: skip
+        layers,
+        ranks=pp // 2 if both_ways else pp,
+        vp=2 if both_ways else vp,
+        v_shaped=shape != LOOPED,
+        embedding=embedding,
+        head=head,
+        least_ends=0,
+    )
     assert found is not None  # without a memory limit there is always a split
     if len(layers) < stages:
         return found.counts

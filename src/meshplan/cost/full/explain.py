@@ -183,34 +183,46 @@ def _terms(c: Context, costs: Costs) -> Iterator[Term]:
             yield _term(shown, what, evidence)
     gpu = c.cluster.gpu
     yield Term(
-        parts=("mfu",), what=f"peak FLOP/s of {gpu.title}", provenance="datasheet",
+        parts=("mfu",),
+        what=f"peak FLOP/s of {gpu.title}",
+        provenance="datasheet",
         source=_source(gpu.sources, "peak_flops"),
-    )  # fmt: skip
+    )
     if len(c.cluster.tiers) > 1 and used & {"tp", "cp", "ep", "dp", "pp"}:
         links = tuple(p for p in ("tp", "cp", "ep", "dp", "pp") if p in used)
         yield Term(
-            parts=links, what="bandwidth of links and network", provenance="datasheet",
+            parts=links,
+            what="bandwidth of links and network",
+            provenance="datasheet",
             source=_source(gpu.sources, "nic_bandwidth"),
-        )  # fmt: skip
+        )
     for name, value in c.stack.fitted.items():
         shown = tuple(part for part in FITTED[name] if part in used)
         if shown:
             yield Term(
-                parts=shown, what=f"{name} = {value:g} of stack {c.stack.name}", provenance="fitted",
+                parts=shown,
+                what=f"{name} = {value:g} of stack {c.stack.name}",
+                provenance="fitted",
                 source=c.stack.sources.get(name, "published runs of this stack"),
-            )  # fmt: skip
+            )
     yield Term(
-        parts=tuple(p for p in ("bubble", "imbalance") if p in used), what="order of the schedule",
-        provenance=COUNTED, source="closed form, bounded against an exact simulation in the tests",
-    )  # fmt: skip
+        parts=tuple(p for p in ("bubble", "imbalance") if p in used),
+        what="order of the schedule",
+        provenance=COUNTED,
+        source="closed form, bounded against an exact simulation in the tests",
+    )
     yield Term(
-        parts=("weights", "gradients", "optimizer", "activations"), what="parameters and saved tensors",
-        provenance=COUNTED, source="shapes of the model, habits of the stack",
-    )  # fmt: skip
+        parts=("weights", "gradients", "optimizer", "activations"),
+        what="parameters and saved tensors",
+        provenance=COUNTED,
+        source="shapes of the model, habits of the stack",
+    )
     yield Term(
-        parts=("fragmentation", "context and NCCL"), what="allocator, CUDA context, communicators",
-        provenance="assumed", source="usual values; a measured run replaces them",
-    )  # fmt: skip
+        parts=("fragmentation", "context and NCCL"),
+        what="allocator, CUDA context, communicators",
+        provenance="assumed",
+        source="usual values; a measured run replaces them",
+    )
 
 
 def _curves(profile: Profile, c: Context) -> Iterator[tuple[tuple[str, ...], str, Evidence]]:
@@ -254,9 +266,13 @@ def _collectives(c: Context) -> Iterator[tuple[str, tuple[str, ...]]]:
 def _term(parts: tuple[str, ...], what: str, evidence: Evidence) -> Term:
     error = None if evidence.fit_error is None else evidence.fit_error.median
     return Term(
-        parts=parts, what=what, provenance=evidence.provenance, source=evidence.source, date=evidence.date,
+        parts=parts,
+        what=what,
+        provenance=evidence.provenance,
+        source=evidence.source,
+        date=evidence.date,
         error=error,
-    )  # fmt: skip
+    )
 
 
 def _source(sources: Mapping[str, str], name: str) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from meshplan.cost.costs import Floats
 from meshplan.cost.full.keys import LayerKeys
 from meshplan.cost.full.stack import Stack
-from meshplan.model.layers import Attention, LatentAttention, Layer, Mlp, Moe
+from meshplan.model.layers import LatentAttention, Layer, Mlp, Moe
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

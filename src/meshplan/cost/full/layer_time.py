@@ -10,9 +10,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshplan.cluster.curves import attention_seconds, gemm_seconds, grouped_gemm_seconds, membound_seconds, quantise_seconds
+from meshplan.cluster.curves import (
+    attention_seconds,
+    gemm_seconds,
+    grouped_gemm_seconds,
+    membound_seconds,
+    quantise_seconds,
+)
 from meshplan.cluster.profile import Profile
 from meshplan.cost.costs import Floats
+from meshplan.cost.full.activations import recomputes
 from meshplan.cost.full.comm import LayerComm
 from meshplan.cost.full.gemms import Gemm, attention_gemms, element_traffic, mlp_gemms
 from meshplan.cost.full.keys import LayerKeys
@@ -88,9 +95,18 @@ def attention_core(layer: Layer, keys: LayerKeys, profile: Profile, stack: Stack
     heads = np.where(ulysses, np.maximum(heads / keys.cp, 1.0), heads)
     seq_q = np.where(ulysses, keys.seq, keys.seq / keys.cp)
     times = attention_seconds(
-        profile, batch=keys.mbs, heads=heads, kv_heads=kv_heads, head_dim=att.head_dim, v_head_dim=att.v_dim,
-        seq_q=seq_q, seq_kv=(keys.seq + seq_q) / 2, window=att.window, kernel=stack.attention, dropout=stack.dropout,
-    )  # fmt: skip
+        profile,
+        batch=keys.mbs,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=att.head_dim,
+        v_head_dim=att.v_dim,
+        seq_q=seq_q,
+        seq_kv=(keys.seq + seq_q) / 2,
+        window=att.window,
+        kernel=stack.attention,
+        dropout=stack.dropout,
+    )
     return times.forward / stack.attention_rate, times.backward / stack.attention_rate
 
 
@@ -106,20 +122,31 @@ def layer_time(
     """The price of ``layer`` for every key; ``core``: seconds of its softmax attention both ways."""
     gemms = [*attention_gemms(layer, hidden, keys), *mlp_gemms(layer, hidden, keys, stack)]
     rate = stack.matmul
-    mm_f = sum((_seconds(g, profile, kernel_dtype(keys.precision, stack)) for g in gemms), np.zeros(len(keys))) / rate
+    mm_f = (
+        sum((_seconds(g, profile, kernel_dtype(keys.precision, stack)) for g in gemms), np.zeros(len(keys)))
+        / rate
+    )
     mm_i = (
-        sum((_seconds(g, profile, kernel_dtype(keys.precision, stack), transpose="input") for g in gemms), np.zeros(len(keys)))
+        sum(
+            (_seconds(g, profile, kernel_dtype(keys.precision, stack), transpose="input") for g in gemms),
+            np.zeros(len(keys)),
+        )
         / rate
     )
     mm_w = (
-        sum((_seconds(g, profile, kernel_dtype(keys.precision, stack), transpose="weight") for g in gemms), np.zeros(len(keys)))
+        sum(
+            (_seconds(g, profile, kernel_dtype(keys.precision, stack), transpose="weight") for g in gemms),
+            np.zeros(len(keys)),
+        )
         / rate
     )
     att_f, att_b = core
     traffic = element_traffic(layer, hidden, keys, stack)
     el_f = membound_seconds(profile, traffic.forward, kernels=traffic.kernels) / stack.memory_rate
     el_b = membound_seconds(profile, traffic.backward, kernels=2 * traffic.kernels) / stack.memory_rate
-    gaps = stack.kernel_gap_s * (traffic.kernels + len(gemms) + 3) * (0.0 if stack.cuda_graph == "full" else 1.0)
+    gaps = (
+        stack.kernel_gap_s * (traffic.kernels + len(gemms) + 3) * (0.0 if stack.cuda_graph == "full" else 1.0)
+    )
     el_f, el_b = el_f + gaps, el_b + 2 * gaps
     cast_f, cast_b = _casts(gemms, keys, profile, stack)
     el_f, el_b = el_f + cast_f, el_b + cast_b
@@ -143,7 +170,9 @@ def _casts(gemms: list[Gemm], keys: LayerKeys, profile: Profile, stack: Stack) -
     zero = np.zeros(len(keys))
     if keys.precision not in ("fp8", "mxfp8", "nvfp4"):
         return zero, zero
-    rows = [(g, np.asarray(g.m * np.asarray(g.batch), dtype=np.float64)) for g in gemms if not g.high_precision]
+    rows = [
+        (g, np.asarray(g.m * np.asarray(g.batch), dtype=np.float64)) for g in gemms if not g.high_precision
+    ]
     inputs = sum((quantise_seconds(profile, m * g.k, dtype=keys.precision) for g, m in rows), zero)
     outputs = sum((quantise_seconds(profile, m * g.n, dtype=keys.precision) for g, m in rows), zero)
     share = stack.cast_share / stack.memory_rate
@@ -174,11 +203,16 @@ def _selective(
     total = np.zeros(len(keys))
 
     def chosen(module: Recompute) -> Floats:
-        return ((keys.modules & int(module)) != 0).astype(np.float64)
+        return recomputes(keys, module)
 
     def matmuls(*prefixes: str) -> Floats:
         some = [g for g in gemms if g.name.startswith(prefixes)]
-        return sum((_seconds(g, profile, kernel_dtype(keys.precision, stack)) for g in some), np.zeros(len(keys))) / stack.matmul
+        return (
+            sum(
+                (_seconds(g, profile, kernel_dtype(keys.precision, stack)) for g in some), np.zeros(len(keys))
+            )
+            / stack.matmul
+        )
 
     total += chosen(Recompute.CORE_ATTN) * att_f
     total += chosen(Recompute.MLA_UP_PROJ) * matmuls("q up", "kv up")

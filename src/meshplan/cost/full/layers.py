@@ -66,10 +66,18 @@ def price_layers(c: Context) -> Priced:
     index, of_plan = distinct(columns)
     k = p.take(index)
     keys = LayerKeys(
-        tp=k.tp, sp=(k.sp > 0) & (k.tp > 1), cp=k.cp, cp_kind=k.cp_kind, ep=k.ep, etp=k.etp, mbs=k.mbs,
-        modules=k.recompute_modules, seq=c.workload.seq, precision=c.workload.precision,
+        tp=k.tp,
+        sp=(k.sp > 0) & (k.tp > 1),
+        cp=k.cp,
+        cp_kind=k.cp_kind,
+        ep=k.ep,
+        etp=k.etp,
+        mbs=k.mbs,
+        modules=k.recompute_modules,
+        seq=c.workload.seq,
+        precision=c.workload.precision,
         rotary=not c.model.positions,
-    )  # fmt: skip
+    )
     ones = np.ones(len(keys), dtype=np.int64)
     groups = {
         "tp": group(k.tp, ones, c.domain),
@@ -109,6 +117,10 @@ def _ends(c: Context, keys: LayerKeys) -> Ends:
     copies = 1.0 + len(c.model.mtp)
     embed = membound_seconds(c.profile, 4.0 * h * tokens, kernels=3) / memory
     return Ends(
-        embedding_forward=embed, embedding_backward=2 * embed, head_forward=copies * (forward + loss / 2),
-        head_backward=copies * (backward + weight + loss / 2), head_weight=copies * weight, logits=tokens * width,
-    )  # fmt: skip
+        embedding_forward=embed,
+        embedding_backward=2 * embed,
+        head_forward=copies * (forward + loss / 2),
+        head_backward=copies * (backward + weight + loss / 2),
+        head_weight=copies * weight,
+        logits=tokens * width,
+    )

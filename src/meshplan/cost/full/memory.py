@@ -8,27 +8,32 @@ with, where the layer is recomputed, everything it would otherwise have kept.
 from __future__ import annotations
 
 from dataclasses import dataclass
-
 from typing import Any
 
 import numpy as np
 
-from meshplan.cost.costs import Floats
 from meshplan.cluster.cluster import Cluster
+from meshplan.cost.costs import Floats
 from meshplan.cost.full.context import Context
 from meshplan.cost.full.distinct import distinct
 from meshplan.cost.full.gemms import attention_gemms, mlp_gemms
 from meshplan.cost.full.layers import Priced
 from meshplan.cost.full.states import states
-from meshplan.model.layers import LatentAttention
 from meshplan.plan.kinds import Schedule
 from meshplan.plan.plans import AUTO_LAYERS, Ints
 from meshplan.schedule.closed_form import in_flight
 
 PARTS = (
-    "weights", "gradients", "optimizer", "activations", "loss and workspace", "gathered weights", "gradient buffers",
-    "fragmentation", "context and NCCL",
-)  # fmt: skip
+    "weights",
+    "gradients",
+    "optimizer",
+    "activations",
+    "loss and workspace",
+    "gathered weights",
+    "gradient buffers",
+    "fragmentation",
+    "context and NCCL",
+)
 """Where memory goes, in the order it is shown."""
 CONTEXT_BYTES = 0.7e9
 """CUDA context with cuBLAS and cuDNN handles: 0.5 to 1.2 GB in practice."""
@@ -51,7 +56,9 @@ class Peak:
 
     def of_fullest(self) -> dict[str, Floats]:
         """Bytes by part on the fullest rank of each plan."""
-        return self._parts((self.of_held, self.fullest), (self.of_states, self.fullest), self.recompute_layers)
+        return self._parts(
+            (self.of_held, self.fullest), (self.of_states, self.fullest), self.recompute_layers
+        )
 
     @property
     def parts(self) -> dict[str, Floats]:
@@ -63,7 +70,9 @@ class Peak:
         share = recomputed_share(recompute_layers, held.layers[held_at])
         kept, inputs = held.kept[held_at], held.inputs[held_at]
         parts["activations"] = kept + (inputs - kept) * share + held.ends[held_at]
-        parts["loss and workspace"] = np.where(share > 0, held.moment_recomputed[held_at], held.moment[held_at])
+        parts["loss and workspace"] = np.where(
+            share > 0, held.moment_recomputed[held_at], held.moment[held_at]
+        )
         parts["gradient buffers"] = held.dummies[held_at]
         loose = parts["activations"] + parts["loss and workspace"] + parts["gathered weights"]
         parts["fragmentation"] = self.fragmentation * loose
@@ -185,10 +194,12 @@ def _states(c: Context) -> dict[str, Floats]:
         groups = groups + (size > 1)
     context = np.broadcast_to((CONTEXT_BYTES + COMMUNICATOR_BYTES * groups)[:, None], dense.shape)
     return {
-        "weights": st.weights, "gradients": st.gradients, "optimizer": st.optimizer,
+        "weights": st.weights,
+        "gradients": st.gradients,
+        "optimizer": st.optimizer,
         "gathered weights": np.where(c.keeps_gathered[:, None], whole, gathered_weights(c)[:, None]),
         "context and NCCL": context,
-    }  # fmt: skip
+    }
 
 
 def peak(c: Context, priced: Priced) -> Peak:
@@ -210,9 +221,14 @@ def peak(c: Context, priced: Priced) -> Peak:
     total = fixed + kept + (inputs - kept) * share + np.where(share > 0, again, moment)
     fullest = np.argmax(np.where(counts >= 0, total, -1.0), axis=1)
     return Peak(
-        fullest=fullest, recompute_layers=layers, held=held, of_held=of_held, states=parts, of_states=of_states,
+        fullest=fullest,
+        recompute_layers=layers,
+        held=held,
+        of_held=of_held,
+        states=parts,
+        of_states=of_states,
         fragmentation=loose,
-    )  # fmt: skip
+    )
 
 
 def memory_limit(cluster: Cluster) -> float:
@@ -233,7 +249,9 @@ def _layers_to_recompute(
     if not len(rows):
         return asked
     if len(rows) < len(asked):
-        room, kept, inputs, moment, again, counts = (v[rows] for v in (room, kept, inputs, moment, again, counts))
+        room, kept, inputs, moment, again, counts = (
+            v[rows] for v in (room, kept, inputs, moment, again, counts)
+        )
     saved = np.maximum((kept - inputs) / np.maximum(counts, 1), 1.0)
     needed = np.where(kept + moment <= room, 0.0, np.ceil((kept + again - room) / saved))
     needed = np.clip(needed, 0.0, np.maximum(counts, 0.0)).max(axis=1)

@@ -49,9 +49,14 @@ class FullModel:
     ) -> Costs:
         """The same where each plan has its own global batch, ``gbs`` sequences."""
         c = Context(
-            model=model, cluster=cluster, workload=workload, plans=plans, stack=self.stack,
-            profile=self.profile or load_profile(cluster.gpu.name), gbs=gbs,
-        )  # fmt: skip
+            model=model,
+            cluster=cluster,
+            workload=workload,
+            plans=plans,
+            stack=self.stack,
+            profile=self.profile or load_profile(cluster.gpu.name),
+            gbs=gbs,
+        )
         priced = price_layers(c)
         if (plans.layout == AUTO_LAYOUT).any():
             plans = choose_layouts(c, priced)
@@ -60,7 +65,9 @@ class FullModel:
         time, hidden = step_parts(c, priced, memory.recompute_layers)
         step = np.asarray(sum(time.values()))
         parts = memory.of_fullest()
-        flops = flop_per_token(model, workload.seq, "causal", mtp=bool(model.mtp)) * workload.seq * c.sequences
+        flops = (
+            flop_per_token(model, workload.seq, "causal", mtp=bool(model.mtp)) * workload.seq * c.sequences
+        )
         peaks = cluster.gpu.peak_flops
         best = peaks.get(PEAK_OF[workload.precision]) or peaks.get("bf16") or max(peaks.values())
         return Costs(

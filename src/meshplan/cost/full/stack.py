@@ -149,9 +149,16 @@ class Stack:
             value = getattr(self, name)
             if not (math.isfinite(value) and 0 <= value <= 1):
                 raise InputError(f"stack {self.name}: {name} must be between 0 and 1, not {value}")
-        for name in ("kernel_gap_s",
+        for name in (
+            "kernel_gap_s",
             "host_layer_s",
-            "host_moe_s", "host_backward", "host_tp_s", "host_micro_s", "step_s", "straggler"):
+            "host_moe_s",
+            "host_backward",
+            "host_tp_s",
+            "host_micro_s",
+            "step_s",
+            "straggler",
+        ):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise InputError(f"stack {self.name}: {name} must be a time of at least 0, not {value}")

@@ -77,7 +77,10 @@ def rank_types(
     last_rank = 0 if placement == 1 and vp % 2 == 0 else pp - 1
     for kind in with_head:
         held[last_rank][kind] += 1
-    alike = [(tuple(map(float, counts)), float(rank == 0), float(rank == last_rank)) for rank, counts in enumerate(held)]
+    alike = [
+        (tuple(map(float, counts)), float(rank == 0), float(rank == last_rank))
+        for rank, counts in enumerate(held)
+    ]
     if placement == 2:
         alike = [_mean(mine, other) for mine, other in zip(alike, reversed(alike), strict=True)]
     found: dict[_Alike, list[int]] = {}
@@ -107,16 +110,23 @@ def splits_of(plans: Plans, model: Model, layer_kinds: tuple[Layer, ...]) -> Spl
     """The distinct splits of ``plans``; multi-token-prediction layers sit with the head."""
     kinds, kind_count = model.kind_ids, len(layer_kinds)
     extra = tuple(layer_kinds.index(layer) for layer in model.mtp)
-    placement = np.isin(plans.schedule, [int(s) for s in V_SHAPED]) + 2 * (plans.schedule == Schedule.DUALPIPE)
+    placement = np.isin(plans.schedule, [int(s) for s in V_SHAPED]) + 2 * (
+        plans.schedule == Schedule.DUALPIPE
+    )
     packed = ((plans.pp * 4096 + plans.vp) * 3 + placement) * (len(plans.layouts) + 1) + plans.layout + 1
     _, index, of_plan = np.unique(packed, return_index=True, return_inverse=True)
     rows = [
         rank_types(
-            kinds, kind_count, int(plans.pp[i]), int(plans.vp[i]), int(placement[i]),
-            None if plans.layout[i] < 0 else plans.layouts[int(plans.layout[i])], extra,
+            kinds,
+            kind_count,
+            int(plans.pp[i]),
+            int(plans.vp[i]),
+            int(placement[i]),
+            None if plans.layout[i] < 0 else plans.layouts[int(plans.layout[i])],
+            extra,
         )
         for i in index
-    ]  # fmt: skip
+    ]
     types = max(len(r) for r in rows)
     shape = (len(rows), types)
     layers = np.zeros((*shape, kind_count))

@@ -12,7 +12,7 @@ from meshplan.cost.full.distinct import distinct
 from meshplan.cost.full.layer_time import PARTS
 from meshplan.cost.full.layers import Priced
 from meshplan.cost.full.memory import recomputed_share
-from meshplan.cost.full.sync import Shards, gradient_transfers
+from meshplan.cost.full.sync import Shards, beyond, gradient_transfers
 from meshplan.cost.full.topology import group
 from meshplan.plan.plans import Ints
 from meshplan.schedule.closed_form import step_time
@@ -89,9 +89,14 @@ def rank_work(c: Context, priced: Priced, recomputed: Floats) -> Work:
     weight = np.minimum(gpu.weight, both - forward)
     gather_f, gather_b, hidden = gathering(c, forward, both - forward)
     return Work(
-        busy=both + gather_f + gather_b, forward=forward + gather_f, weight=weight, recompute=recompute, host=host,
-        gather=gather_f + gather_b, gather_hidden=hidden,
-    )  # fmt: skip
+        busy=both + gather_f + gather_b,
+        forward=forward + gather_f,
+        weight=weight,
+        recompute=recompute,
+        host=host,
+        gather=gather_f + gather_b,
+        gather_hidden=hidden,
+    )
 
 
 def part_means(c: Context, priced: Priced) -> tuple[dict[str, Floats], dict[str, Floats]]:
@@ -124,19 +129,21 @@ def gathering(c: Context, forward: Floats, backward: Floats) -> tuple[Floats, Fl
         return exposed_f, exposed_b, hidden
     some = c if len(rows) == len(c.plans) else c.take(rows)
     p = some.plans
-    first, of = distinct((p.tp, p.cp, p.dp, p.pp, p.ep, p.etp))
+    first, of = distinct((p.tp, p.cp, p.dp, p.pp, p.ep, p.etp, p.replicas))
     units = some.take(first)
 
     def transfer(op: str, element_bytes: float) -> Floats:
         links, u = c.links, units.plans
         per_kind = []
         for q in c.parameters:
-            seconds = links.seconds(op, q.dense / u.tp * element_bytes, units.dense_group, units.spans["dp"])
+            seconds = links.seconds(op, q.dense / u.tp * element_bytes, units.shard_group, units.spans["dp"])
             if q.experts:
                 size = q.experts / (u.ep * u.etp) * element_bytes
                 seconds = seconds + links.seconds(op, size, units.expert_group, units.spans["edp"])
             per_kind.append(seconds[of])
-        vocab = links.seconds(op, units.vocabulary_parameters * element_bytes, units.dense_group, units.spans["dp"])
+        vocab = links.seconds(
+            op, units.vocabulary_parameters * element_bytes, units.shard_group, units.spans["dp"]
+        )
         copies = some.first + some.last * (0.0 if c.model.tied_embeddings else 1.0)
         return some.per_rank(per_kind) + vocab[of][:, None] * copies
 
@@ -172,9 +179,11 @@ class Pipeline:
     def gather(self, rows: Ints) -> Pipeline:
         """The same for the plans ``rows`` names."""
         return Pipeline(
-            time={k: v[rows] for k, v in self.time.items()}, hidden={k: v[rows] for k, v in self.hidden.items()},
-            forward=self.forward[rows], backward=self.backward[rows],
-        )  # fmt: skip
+            time={k: v[rows] for k, v in self.time.items()},
+            hidden={k: v[rows] for k, v in self.hidden.items()},
+            forward=self.forward[rows],
+            backward=self.backward[rows],
+        )
 
 
 def pipeline_parts(c: Context, priced: Priced, recomputed: Floats) -> Pipeline:
@@ -194,9 +203,13 @@ def pipeline_parts(c: Context, priced: Priced, recomputed: Floats) -> Pipeline:
     busy, forward, weight = mean(work.busy), mean(work.forward), mean(work.weight)
     hop = hop_seconds(c, priced)
     stages = (
-        forward_max, busy_max - forward_max - weight_max, weight_max,
-        forward * p.pp, (busy - forward - weight) * p.pp, weight * p.pp,
-    )  # fmt: skip
+        forward_max,
+        busy_max - forward_max - weight_max,
+        weight_max,
+        forward * p.pp,
+        (busy - forward - weight) * p.pp,
+        weight * p.pp,
+    )
     _, bubble = step_time(p.schedule, p.pp, p.vp, m, *stages, 0.0)
     _, waiting = step_time(p.schedule, p.pp, p.vp, m, *stages, hop)
     parts |= {"recompute": mean(work.recompute), "host": mean(work.host), "dp": mean(work.gather)}
@@ -212,12 +225,20 @@ def pipeline_parts(c: Context, priced: Priced, recomputed: Floats) -> Pipeline:
 def shards_of(c: Context) -> Shards:
     """What the fullest rank of each plan reduces, and with whom."""
     return Shards(
-        dense=c.dense_parameters.max(axis=1), experts=c.expert_parameters.max(axis=1), dense_group=c.dense_group,
-        expert_group=c.expert_group, dense_span=c.spans["dp"], expert_span=c.spans["edp"],
-    )  # fmt: skip
+        dense=c.dense_parameters.max(axis=1),
+        experts=c.expert_parameters.max(axis=1),
+        dense_group=c.shard_group,
+        replica_group=c.replica_group,
+        expert_group=c.expert_group,
+        dense_span=c.spans["dp"],
+        replica_span=c.spans["dp"] * (c.plans.dp // np.maximum(c.plans.replicas, 1)),
+        expert_span=c.spans["edp"],
+    )
 
 
-def step_parts(c: Context, priced: Priced, recompute_layers: Ints) -> tuple[dict[str, Floats], dict[str, Floats]]:
+def step_parts(
+    c: Context, priced: Priced, recompute_layers: Ints
+) -> tuple[dict[str, Floats], dict[str, Floats]]:
     """Seconds of a step by part, and the hidden transfers, for each plan."""
     p, m = c.plans, c.micro_batches
     split, dp_if = c.splits.of_plan, np.where(c.gathers, p.dp, 0)
@@ -225,16 +246,20 @@ def step_parts(c: Context, priced: Priced, recompute_layers: Ints) -> tuple[dict
     some = c.take(first)
     recomputed = recomputed_share(recompute_layers[first][:, None], some.layers.sum(axis=2))
     pipeline = pipeline_parts(some, priced.take(first), recomputed).gather(of)
-    first, of = distinct((split, p.tp, p.cp, p.dp, p.ep, p.etp, p.sharding, p.schedule))
+    first, of = distinct((split, p.tp, p.cp, p.dp, p.ep, p.etp, p.sharding, p.replicas, p.schedule))
     some = c.take(first)
-    transfers = gradient_transfers(shards_of(some), some.plans.sharding, c.links, c.profile, c.stack).gather(of)
+    transfers = gradient_transfers(shards_of(some), some.plans.sharding, c.links, c.profile, c.stack).gather(
+        of
+    )
     # Interleaved chunks finish their gradients one after the other while pp micro-batches drain.
     rounds = np.where(p.vp > 1, np.minimum(p.pp, m) * (p.vp - 1) / p.vp, 1.0)
     window = 0.9 * np.maximum(rounds, 1.0)
     exposed = transfers.exposed(c.stack, window * pipeline.backward, window * pipeline.forward)
     time, hidden = pipeline.time, pipeline.hidden
-    time["dp"] = time["dp"] + np.where(c.gathers, 0.0, exposed)
-    hidden["dp"] = hidden["dp"] + np.where(c.gathers, 0.0, transfers.reduce + transfers.gathered - exposed)
+    once = np.where(c.gathers, 0.0, transfers.reduce + transfers.gathered) + transfers.replicas
+    exposed = np.where(c.gathers, 0.0, exposed) + beyond(transfers.replicas, window * pipeline.backward)
+    time["dp"] = time["dp"] + exposed
+    hidden["dp"] = hidden["dp"] + once - exposed
     time["optimizer"] = transfers.optimizer
     time["step overhead"] = np.full(len(p), c.stack.step_s)
     if c.stack.straggler:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -27,13 +27,13 @@ class Transfers:
 
     reduce: Floats
     gathered: Floats
+    replicas: Floats
+    """Adding up the gradient shards of HSDP's replicas, once a step."""
     optimizer: Floats
 
     def gather(self, rows: Ints) -> Transfers:
         """The same for the plans ``rows`` names."""
-        return Transfers(
-            reduce=self.reduce[rows], gathered=self.gathered[rows], optimizer=self.optimizer[rows]
-        )
+        return Transfers(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
 
     def exposed(self, stack: Stack, backward_window: Floats, forward_window: Floats) -> Floats:
         """Seconds that no computing hides. The reduction hides under the last micro-batch's backward
@@ -41,9 +41,12 @@ class Transfers:
         end, a twentieth, does not."""
         if not stack.dp_overlap:
             return self.reduce + self.gathered
-        return np.maximum(self.reduce * BUCKET, self.reduce - backward_window) + np.maximum(
-            self.gathered * BUCKET, self.gathered - forward_window
-        )
+        return beyond(self.reduce, backward_window) + beyond(self.gathered, forward_window)
+
+
+def beyond(seconds: Floats, window: Floats) -> Floats:
+    """What a transfer takes longer than the computing it hides under; the last bucket at least."""
+    return np.maximum(seconds * BUCKET, seconds - window)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,12 +57,17 @@ class Shards:
     """Dense parameters a rank holds."""
     experts: Floats
     dense_group: Group
+    """Of one replica, where there are several."""
+    replica_group: Group
     expert_group: Group
     dense_span: Ints
+    replica_span: Ints
     expert_span: Ints
 
 
-def gradient_transfers(shards: Shards, sharding: Ints, links: Links, profile: Profile, stack: Stack) -> Transfers:
+def gradient_transfers(
+    shards: Shards, sharding: Ints, links: Links, profile: Profile, stack: Stack
+) -> Transfers:
     """DDP: one all-reduce a step. ZeRO: one reduce-scatter and one all-gather (FSDP's, which come with
     every micro-batch, are priced with the ranks' work)."""
     z1 = sharding >= Sharding.ZERO1
@@ -68,17 +76,23 @@ def gradient_transfers(shards: Shards, sharding: Ints, links: Links, profile: Pr
         dense = links.seconds(op, shards.dense * per_parameter, shards.dense_group, shards.dense_span)
         if not shards.experts.any():
             return dense
-        return dense + links.seconds(op, shards.experts * per_parameter, shards.expert_group, shards.expert_span)
+        return dense + links.seconds(
+            op, shards.experts * per_parameter, shards.expert_group, shards.expert_span
+        )
 
     whole = np.zeros(len(sharding))
     if not z1.all():
         whole = both("all_reduce", stack.reduce_bytes)
     reduce = np.where(z1, both("reduce_scatter", stack.reduce_bytes), whole) if z1.any() else whole
-    gathered = np.where(z1, both("all_gather", stack.weight_bytes), 0.0) if z1.any() else np.zeros(len(sharding))
+    gathered = (
+        np.where(z1, both("all_gather", stack.weight_bytes), 0.0) if z1.any() else np.zeros(len(sharding))
+    )
     local = shards.dense + shards.experts
     owned = np.where(
         z1, shards.dense / shards.dense_group.size + shards.experts / shards.expert_group.size, local
     )
     traffic = OPTIMIZER_TRAFFIC * owned + 2.0 * stack.grad_bytes * local
     rate = profile.gpu.hbm_bandwidth * profile.memory.efficiency * stack.memory_rate
-    return Transfers(reduce=reduce, gathered=gathered, optimizer=traffic / rate)
+    shard = shards.dense / shards.dense_group.size * stack.reduce_bytes
+    replicas = links.seconds("all_reduce", shard, shards.replica_group, shards.replica_span)
+    return Transfers(reduce=reduce, gathered=gathered, replicas=replicas, optimizer=traffic / rate)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +26,7 @@ class Group:
     @property
     def nodes(self) -> Ints:
         """Scale-up domains the group reaches over."""
-        return np.maximum(-(-self.size // self.per_node), 1)
+        return np.asarray(np.maximum(-(-self.size // self.per_node), 1))
 
 
 def spans(plans: Plans) -> dict[str, Ints]:
@@ -77,7 +78,7 @@ def link_bandwidth(cluster: Cluster, reach: npt.NDArray[np.int64]) -> npt.NDArra
         return np.full(reach.shape, cluster.tiers[0].bandwidth)
     bandwidth = np.full(reach.shape, outer[0].bandwidth)
     narrowest = outer[0].bandwidth
-    for below, tier in zip(outer, outer[1:], strict=False):
+    for below, tier in pairwise(outer):
         narrowest = min(narrowest, tier.bandwidth)
         bandwidth = np.where(reach > below.span, narrowest, bandwidth)
     return bandwidth
