@@ -100,7 +100,16 @@ def make_order(
     return _made(name, ranks, micro_batches, stages, size)
 
 
-@lru_cache(maxsize=128)
+def usual_group(name: str, *, ranks: int, micro_batches: int, vp: int) -> int | None:
+    """The group size of a schedule when it is not asked for: as ``make_order``, but all micro-batches
+    together where they make no equal rounds; ``None`` for schedules without groups."""
+    if not SCHEDULES[name].grouped:
+        return None
+    rounds = max(1, micro_batches // ranks)
+    return micro_batches if vp == 1 or micro_batches % rounds else micro_batches // rounds
+
+
+@lru_cache(maxsize=512)
 def _made(name: str, ranks: int, micro_batches: int, vp: int, group: int) -> Order:
     kind = SCHEDULES[name]
     more = {"vp": vp} if kind.vp is None else {}

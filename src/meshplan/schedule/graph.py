@@ -150,7 +150,9 @@ def graph(order: Order, *, together: bool = False) -> Graph:
         before=before,
         fed_by=fed_by,
         depths=list(itertools.pairwise(np.append(0, np.cumsum(np.bincount(depth))).tolist())),
-        repeats=find_repeats(sites.of[sequence], before, fed_by, order.micro_batches, order.ranks),
+        repeats=find_repeats(
+            sites.of[sequence], before, fed_by, order.micro_batches, order.ranks, order.stages
+        ),
     )
 
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 Indices = npt.NDArray[np.int64]
 
-_FEWEST = 4
+_FEWEST = 2
 """Periods below which a stretch is not worth it."""
 
 
@@ -30,17 +30,21 @@ class Repeat(NamedTuple):
     """How many places before ``stop``, less a period, the actions after the stretch look."""
 
 
-def find_repeats(site: Indices, before: Indices, fed_by: Indices, batches: int, ranks: int) -> list[Repeat]:
+def find_repeats(
+    site: Indices, before: Indices, fed_by: Indices, batches: int, ranks: int, stages: int
+) -> list[Repeat]:
     """The longest stretches; arrays are in computing order, ``before`` and ``fed_by`` places back.
 
     Actions of equal ``site`` take the same time. Periods tried are those of a few micro-batches, and
-    of as many as there are ranks.
+    of as many as there are ranks; last those of one and two micro-batches with whole backwards, where
+    others of the order are split.
     """
     n = len(site)
     found: list[Repeat] = []
-    for several in dict.fromkeys((1, ranks, 2, *range(3, 9), 2 * ranks)):
-        period, rest = divmod(n * several, batches)
-        if rest or n < _FEWEST * period:
+    counts = dict.fromkeys((1, ranks, 2, *range(3, 9), 2 * ranks))
+    periods = [n * several // batches for several in counts if not n * several % batches]
+    for period in (*periods, 2 * stages, 4 * stages):
+        if n < _FEWEST * period:
             continue
         same = (
             (site[period:] == site[:-period])
@@ -52,12 +56,15 @@ def find_repeats(site: Indices, before: Indices, fed_by: Indices, batches: int, 
         for k in np.flatnonzero(lengths >= (_FEWEST - 1) * period).tolist():
             start, stop = int(edges[k]) + 1, int(edges[k] + 1 + lengths[k]) + period
             repeat = _repeat(start, stop, period, np.maximum(before, fed_by))
-            alone = all(stop <= other.start or start >= other.stop for other in found)
-            if alone and repeat.back <= (stop - start) // 2:
+            if repeat.back <= (stop - start) // 2:
                 found.append(repeat)
-        if sum(r.stop - r.start for r in found) > n // 2:
+        if max((r.stop - r.start for r in found), default=0) > n // 2:
             break
-    return sorted(found)
+    apart: list[Repeat] = []
+    for repeat in sorted(found, key=lambda r: r.start - r.stop):
+        if all(repeat.stop <= other.start or repeat.start >= other.stop for other in apart):
+            apart.append(repeat)
+    return sorted(apart)
 
 
 def _repeat(start: int, stop: int, period: int, looks_back: Indices) -> Repeat:

@@ -20,7 +20,7 @@ from meshplan.schedule.result import Simulation, Times
 Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
 
-_SAME_SHIFT = 1e-12
+SAME_SHIFT = 1e-12
 """Shifts of a period may differ by rounding, relative to the time reached."""
 
 
@@ -60,41 +60,65 @@ def simulate(
     return Simulation(order=order, links=links, durations=durations, times=times, tail=after)
 
 
-def _play(links: Graph, taken: Floats, hop: Floats, row: Indices, repeats: list[Repeat]) -> Times:
-    """When every action's rank goes on; ``row`` says where its times are in ``taken`` and ``hop``."""
-    times = Times(len(row))
-    ends = times.ends
+class Player:
+    """Plays actions one after the other; ``ends`` says when their ranks go on, from place 1."""
 
-    def play(low: int, high: int) -> None:
-        here = row[low:high]
+    def __init__(self, links: Graph, taken: Floats, hop: Floats, row: Indices, ends: list[float] | None = None):
+        self.before, self.fed_by = links.before, links.fed_by
+        self.taken, self.hop, self.row = taken, hop, row
+        self.ends = [0.0] if ends is None else ends
+
+    def run(self, low: int, high: int) -> None:
+        """Play the actions at these places in computing order, whatever was played before."""
+        here = self.row[low:high]
         steps = zip(
-            (-links.before[low:high]).tolist(),
-            (-links.fed_by[low:high]).tolist(),
-            hop[here].tolist(),
-            taken[here].tolist(),
+            (-self.before[low:high]).tolist(),
+            (-self.fed_by[low:high]).tolist(),
+            self.hop[here].tolist(),
+            self.taken[here].tolist(),
             strict=True,
         )
+        ends = self.ends
         push = ends.append
         for before, fed_by, wait, work in steps:
             free, arrival = ends[before], ends[fed_by] + wait
             push((free if free > arrival else arrival) + work)
 
+    def shift(self, period: int, window: int) -> float | None:
+        """By how much all of the last ``window`` actions come later than those a period before; ``None``
+        if not all by the same."""
+        ends = self.ends
+        most, shift = SAME_SHIFT * ends[-1], ends[-1] - ends[-1 - period]
+        for back in (window // 4 + 1, window // 2 + 1, window):
+            if abs(ends[-back] - ends[-back - period] - shift) > most:
+                return None
+        recent = np.array(ends[-window - period :])
+        shifts = recent[period:] - recent[:-period]
+        return float(shifts[-1]) if np.ptp(shifts) <= most else None
+
+
+def _play(links: Graph, taken: Floats, hop: Floats, row: Indices, repeats: list[Repeat]) -> Times:
+    """When every action's rank goes on; ``row`` says where its times are in ``taken`` and ``hop``."""
+    times = Times(len(row))
+    player = Player(links, taken, hop, row, times.ends)
     at = 0
     for repeat in repeats:
         period, window = repeat.period, max(repeat.period, repeat.reach)
         more = repeat.start + period + window - at
         while at + more + period <= repeat.stop - period:
-            play(at, at + more)
+            player.run(at, at + more)
             at += more
-            recent = np.array(ends[-window - period :])
-            shifts = recent[period:] - recent[:-period]
-            if np.ptp(shifts) <= _SAME_SHIFT * ends[-1]:
-                at += times.skip(repeat, (repeat.stop - period - at) // period, float(shifts[-1]))
+            shift = player.shift(period, window)
+            if shift is not None:
+                at += times.skip(repeat, (repeat.stop - period - at) // period, shift)
                 break
-            # Not settled yet: try again after as many periods as were played so far.
-            more = period * max(1, (at - repeat.start) // period)
-    play(at, len(row))
+            more = period * max(1, _SOME // period)  # not settled yet: try again soon
+    player.run(at, len(row))
     return times
+
+
+_SOME = 200
+"""Actions played before it is tried again whether a schedule has settled."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -147,19 +171,24 @@ def simulate_batch(
         entries, row = links.sites.example, links.sites.of[links.sequence]
         on_rank, count = links.sites.rank, links.sites.count[:, None]
     spent = durations.at(order, links, entries)
-    length, delay = spent.work + spent.held, spent.hop
-    here = np.arange(1, len(order) + 1)
-    before, fed_by = here - links.before, here - links.fed_by
-    ends = np.zeros((len(order) + 1, *batch))
-    for low, high in links.depths:
-        arrival = ends.take(fed_by[low:high], axis=0)
-        arrival += delay[row[low:high]]
-        block = ends[low + 1 : high + 1]
-        ends.take(before[low:high], axis=0, out=block, mode="clip")
-        np.maximum(block, arrival, out=block)
-        block += length[row[low:high]]
+    ends = play_batch(links, spent.work + spent.held, spent.hop, row)
     after = np.broadcast_to(checked("tail", tail, (*batch, order.ranks)), (*batch, order.ranks))
     finish = ends[links.place[order.first[1:] - 1]].T + after
     each = (on_rank == np.arange(order.ranks)[:, None]).astype(float)
     busy = (each @ (count * spent.work)).T + after
     return BatchResult(step=finish.max(axis=1), finish=finish, busy=busy)
+
+
+def play_batch(links: Graph, taken: Floats, hop: Floats, row: Indices) -> Floats:
+    """(actions + 1, batch): when every action's rank goes on, in computing order from place 1 on."""
+    here = np.arange(1, len(row) + 1)
+    before, fed_by = here - links.before, here - links.fed_by
+    ends = np.zeros((len(row) + 1, taken.shape[1]))
+    for low, high in links.depths:
+        arrival = ends.take(fed_by[low:high], axis=0)
+        arrival += hop[row[low:high]]
+        block = ends[low + 1 : high + 1]
+        ends.take(before[low:high], axis=0, out=block, mode="clip")
+        np.maximum(block, arrival, out=block)
+        block += taken[row[low:high]]
+    return ends
