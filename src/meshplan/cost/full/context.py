@@ -38,7 +38,12 @@ class Context:
     def take(self, index: Ints) -> Context:
         """The same question about the plans ``index`` selects."""
         gbs = None if self.gbs is None else self.gbs[index]
-        return replace(self, plans=self.plans.take(index), gbs=gbs)
+        some = replace(self, plans=self.plans.take(index), gbs=gbs)
+        # What does not depend on the plans, or only row by row, is not worked out again.
+        shared = {name: getattr(self, name) for name in ("kinds", "parameters", "links")}
+        shared["splits"] = replace(self.splits, of_plan=self.splits.of_plan[index])
+        some.__dict__.update(shared)
+        return some
 
     @cached_property
     def links(self) -> Links:
