@@ -31,6 +31,8 @@ class Command(NamedTuple):
 COMMANDS = (
     Command("plan", "meshplan.cli.plan:app", "Rank the ways to lay a training run out over GPUs."),
     Command("estimate", "meshplan.cli.estimate:app", "Price one plan in full: time, memory, evidence."),
+    Command("check", "meshplan.cli.check:app", "The rules a plan breaks, and near plans that break none."),
+    Command("rules", "meshplan.cli.rules:app", "What makes a plan valid, by framework, with sources."),
     Command("report", "meshplan.cli.report:app", "Make one HTML file of a saved answer, or its pictures."),
     Command("serve", "meshplan.cli.serve:app", "Open a local page to plan on (extra 'web')."),
     Command("validate", "meshplan.cli.validate:app", "Hold the cost model against measured training runs."),

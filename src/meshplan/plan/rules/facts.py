@@ -81,7 +81,7 @@ def batches(s: Setting, p: Plan) -> int:
 
 def of_layout(p: Plans, values: Iterable[int]) -> Ints:
     """``values`` (one a layout) for every plan; 0 where a plan has no layout."""
-    return np.array([*values, 0], dtype=np.int64)[p.layout]
+    return np.array([*values, 0], dtype=np.int64)[np.maximum(p.layout, -1)]
 
 
 def listed(values: Iterable[int]) -> str:
