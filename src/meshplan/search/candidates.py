@@ -46,12 +46,15 @@ class Funnel:
     example: Example | None = None
 
 
-def blocks(setting: Setting, space: Space, rules: Sequence[Rule], funnel: Funnel) -> Iterator[Plans]:
+def blocks(
+    setting: Setting, space: Space, rules: Sequence[Rule], funnel: Funnel, *, layout: int = -1
+) -> Iterator[Plans]:
     """Tables of at most ``BLOCK`` valid plans, together in the order of the space's values.
 
-    ``funnel`` is complete once the iterator is exhausted.
+    ``layout`` is that of all plans: even, or ``AUTO_LAYOUT`` for a cost model that chooses. ``funnel`` is
+    complete once the iterator is exhausted.
     """
-    join = _Join(setting, space, tuple(rules), funnel)
+    join = _Join(setting, space, tuple(rules), funnel, layout)
     funnel.candidates = prod(join.sizes)
     funnel.removed = {rule.id: 0 for rule in rules}
     return join.below(0, {})
@@ -60,8 +63,10 @@ def blocks(setting: Setting, space: Space, rules: Sequence[Rule], funnel: Funnel
 class _Join:
     """The nested join of all dimensions, depth first."""
 
-    def __init__(self, setting: Setting, space: Space, rules: tuple[Rule, ...], funnel: Funnel) -> None:
-        self.setting, self.space, self.funnel = setting, space, funnel
+    def __init__(
+        self, setting: Setting, space: Space, rules: tuple[Rule, ...], funnel: Funnel, layout: int
+    ) -> None:
+        self.setting, self.space, self.funnel, self.layout = setting, space, funnel, layout
         self.values = _values(setting, space)
         self.sizes = [len(self.values[name]) for name in DIMENSIONS]
         joined = {name: level for level, name in enumerate(DIMENSIONS)}
@@ -120,7 +125,8 @@ class _Join:
             )
 
     def _table(self, columns: Columns) -> Plans:
-        return Plans.from_columns(columns, order=self.space.order)
+        plans = Plans.from_columns(columns, order=self.space.order)
+        return plans if self.layout == -1 else plans.replace(layout=np.full(len(plans), self.layout))
 
 
 def _values(setting: Setting, space: Space) -> dict[str, Any]:

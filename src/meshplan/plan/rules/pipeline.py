@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from meshplan.plan.kinds import Schedule
-from meshplan.plan.plans import Plan, Plans
+from meshplan.plan.plans import AUTO_LAYOUT, Plan, Plans
 from meshplan.plan.rules.facts import INTERLEAVED, TWO_STAGES, batches, is_any, micro_batches, of_layout
 from meshplan.plan.rules.rule import Bools, Rule, Setting, Source
 
@@ -50,6 +50,12 @@ def _pairs_words(s: Setting, p: Plan) -> str:
     return f"{p.schedule.label} needs {need}2 × pp {p.pp} = {2 * p.pp} or more, and there are {batches(s, p)}"
 
 
+def _stages_pass(s: Setting, p: Plans) -> Bools:
+    # A cut of its own may leave the ends without layers: they have embedding and head.
+    ends = np.where(p.layout == AUTO_LAYOUT, 2, 0)
+    return np.asarray((p.layout >= 0) | (p.pp * p.vp <= len(s.model.layers) + ends))
+
+
 def _stages_words(s: Setting, p: Plan) -> str:
     return f"pp {p.pp} × vp {p.vp} = {p.pp * p.vp} stages for {len(s.model.layers)} layers"
 
@@ -58,7 +64,7 @@ LAYERS_DIVIDE_PP = Rule(
     id="layers-divide-pp",
     title="pp divides the layers, where no layout is given",
     columns=("pp", "layout"),
-    passes=lambda s, p: (p.layout >= 0) | (len(s.model.layers) % p.pp == 0),
+    passes=lambda s, p: (p.layout != -1) | (len(s.model.layers) % p.pp == 0),
     words=lambda s, p: f"{len(s.model.layers)} layers do not divide over pp {p.pp}",
     fix="pp",
     written=True,
@@ -73,7 +79,11 @@ LAYERS_DIVIDE_VP = Rule(
     id="layers-divide-vp",
     title="pp × vp divides the layers, where no layout is given",
     columns=("pp", "vp", "layout"),
-    passes=lambda s, p: (p.layout >= 0) | (len(s.model.layers) % (p.pp * p.vp) == 0),
+    passes=lambda s, p: (
+        (p.layout != -1)
+        | (len(s.model.layers) % (p.pp * p.vp) == 0)
+        | (len(s.model.layers) % p.pp != 0)  # that is layers-divide-pp's to say
+    ),
     words=lambda s, p: f"{len(s.model.layers)} layers do not divide over pp {p.pp} × vp {p.vp}",
     fix="vp",
     written=True,
@@ -122,7 +132,7 @@ STAGES_HAVE_LAYERS = Rule(
     id="stages-have-layers",
     title="there are no more stages than layers",
     columns=("pp", "vp", "layout"),
-    passes=lambda s, p: np.asarray((p.layout >= 0) | (p.pp * p.vp <= len(s.model.layers))),
+    passes=_stages_pass,
     words=_stages_words,
     fix="vp",
     sources=(
