@@ -53,6 +53,8 @@ class Gpu:
     scaleup_peer_bandwidth: float | None = None
     """Between one pair of GPUs, where the domain is a mesh of links and not a switch; ``None``: a switch,
     so that any pair gets all of ``scaleup_bandwidth``."""
+    like: str = ""
+    """The preset that this one was made from, where it was: its curves stand in."""
     aliases: tuple[str, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
     """Field name → where the number comes from; ``conflict`` → which sources disagree."""

@@ -73,6 +73,7 @@ def gpu_of_table(table: Mapping[str, Any], *, name: str, where: str) -> Gpu:
             f"{where}: {missing[0]} is missing; give it, or start from a preset with 'like: h100-sxm'"
         )
     if base:
+        fields["like"] = base["like"] or load_gpu(table["like"]).name
         fields["peak_flops"] = {**base["peak_flops"], **given.get("peak_flops", {})}
         own = {key: where for key in given if key in base["sources"]}
         fields["sources"] = {**base["sources"], **own, **given.get("sources", {})}

@@ -109,6 +109,20 @@ def load_profile(name: str) -> Profile:
     return profile_from(_shipped(gpu), where=f"profile {gpu}.toml")
 
 
+def profile_of(gpu: Gpu) -> Profile:
+    """The curves for a GPU, as shares of its own datasheet: those shipped for it, or for the preset that it
+    was made from (``like``). Raises ``InputError`` where there are none."""
+    name = gpu.like or gpu.name
+    try:
+        found = load_profile(name)
+    except UnknownNameError:
+        raise InputError(
+            f"no curves are known for GPU {shown(gpu.name)}; name the preset it resembles (like: h100-sxm),"
+            " or price with the handbook cost model"
+        ) from None
+    return found if found.gpu == gpu else found.on(gpu)
+
+
 def _shipped(name: str) -> dict[str, Any]:
     file = _DATA / f"{name}.toml"
     if not file.is_file():

@@ -17,11 +17,11 @@ _IDLE = "#eeeeee"
 
 
 def timeline_chart(run: Simulation, words: Words) -> Html:
-    """One row a rank, time to the right, in seconds; boxes of one colour become one path, so that 64 ranks
-    stay a small file."""
+    """One row a rank, time to the right, in seconds. Boxes of one colour and height become one path of thick
+    strokes, so that 64 ranks stay a small file."""
     drawing = ElementTree.fromstring(draw_svg(run))
     _, _, width, height = map(float, drawing.attrib["viewBox"].split())
-    boxes: dict[str, list[str]] = {}
+    boxes: dict[tuple[str, str], list[str]] = {}
     written: list[Html] = []
     background = True
     for part in drawing:
@@ -29,7 +29,7 @@ def timeline_chart(run: Simulation, words: Words) -> Html:
             if background:  # the white sheet is drawn first
                 background = False
                 continue
-            boxes.setdefault(part.attrib["fill"], []).append(_outline(part))
+            boxes.setdefault((part.attrib["fill"], part.attrib["height"]), []).append(_stroke(part))
         elif part.tag == f"{_SVG}text":
             place = {"x": part.attrib["x"], "y": part.attrib["y"]}
             class_ = _CLASSES.get(part.get("class"), "small")
@@ -37,8 +37,14 @@ def timeline_chart(run: Simulation, words: Words) -> Html:
         elif part.tag == f"{_SVG}path":
             written.append(h("path", d=part.attrib["d"], class_="axis"))
     filled = [
-        h("path", d="".join(outlines), **({"class_": "idle"} if colour == _IDLE else {"fill": colour}))
-        for colour, outlines in boxes.items()
+        h(
+            "path",
+            d="".join(strokes),
+            fill="none",
+            stroke_width=thick,
+            **({"class_": "sidle"} if colour == _IDLE else {"stroke": colour}),
+        )
+        for (colour, thick), strokes in boxes.items()
     ]
     order = run.order
     return canvas(
@@ -51,6 +57,6 @@ def timeline_chart(run: Simulation, words: Words) -> Html:
     )  # fmt: skip
 
 
-def _outline(rect: ElementTree.Element) -> str:
+def _stroke(rect: ElementTree.Element) -> str:
     x, y, width, height = (float(rect.attrib[k]) for k in ("x", "y", "width", "height"))
-    return f"M{num(x, 1)} {num(y, 1)}h{num(width)}v{num(height)}h-{num(width)}z"
+    return f"M{num(x, 1)} {num(y + height / 2, 1)}h{num(width, 1)}"

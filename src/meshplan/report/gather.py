@@ -120,7 +120,7 @@ def chosen_data(ranking: Ranking, i: int, cost_model: CostModel) -> dict[str, An
             "hfu": found.hfu,
             "stages": [stage_data(stage) for stage in found.stages],
             "stages_complete": True,
-            "provenance": [asdict(term) for term in found.terms],
+            "provenance": [{**asdict(term), "parts": list(term.parts)} for term in found.terms],
             "assumptions": list(found.assumptions),
             "left_out": list(found.left_out),
         }

@@ -106,7 +106,7 @@ def _cluster_lines(cluster: Cluster) -> list[str]:
             *(f"  {n}: {v}" for n, v in told.items()),
         ]
     lines = [*_gpu_lines(cluster), f"  gpus: {cluster.gpus}"]
-    if cluster.memory_fraction != 0.9:
+    if cluster.memory_fraction is not None:
         lines.append(f"  memory_fraction: {cluster.memory_fraction!r}")
     lines.append("  tiers:")
     for tier in cluster.tiers:

@@ -77,7 +77,7 @@ CHART_CSS = (
     ".mp-chart .grid{stroke:var(--mp-line);fill:none}.mp-chart .axis{stroke:var(--mp-edge);fill:none}"
     ".mp-chart .cut{stroke:var(--mp-limit);stroke-width:2;stroke-dasharray:5 3;fill:none}"
     ".mp-chart .node{stroke:var(--mp-ink);stroke-width:2;fill:none}"
-    ".mp-chart .band{fill:var(--mp-band)}.mp-chart .idle{fill:var(--mp-idle)}"
+    ".mp-chart .band{fill:var(--mp-band)}.mp-chart .sidle{stroke:var(--mp-idle)}"
     ".mp-chart .hollow{fill:none;stroke-width:1.5;stroke-dasharray:3 2}"
     ".mp-chart .cell{fill:var(--mp-panel);stroke:var(--mp-edge)}"
     ".mp-chart .dots{fill:none;stroke-width:4;stroke-linecap:round}"

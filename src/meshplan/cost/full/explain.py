@@ -10,7 +10,7 @@ import numpy as np
 
 from meshplan.cluster.cluster import Cluster
 from meshplan.cluster.curves import gemm_curve
-from meshplan.cluster.profile import Profile, load_profile
+from meshplan.cluster.profile import Profile, profile_of
 from meshplan.cluster.profile_data import Evidence
 from meshplan.cost.costs import Costs
 from meshplan.cost.full.context import Context
@@ -104,7 +104,7 @@ def explain(
     """The price of ``plan`` under ``full``, taken apart. Raises what pricing raises."""
     plans = Plans.of(plan, order=order)
     costs = full.price(model, cluster, workload, plans)
-    profile = full.profile or load_profile(cluster.gpu.name)
+    profile = full.profile or profile_of(cluster.gpu)
     context = Context(
         model=model, cluster=cluster, workload=workload, plans=plans, stack=full.stack, profile=profile
     )

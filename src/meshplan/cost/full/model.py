@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from meshplan.cluster.cluster import Cluster
-from meshplan.cluster.profile import Profile, load_profile
+from meshplan.cluster.profile import Profile, profile_of
 from meshplan.cost.costs import Costs
 from meshplan.cost.full.context import Context
 from meshplan.cost.full.cut import choose_layouts
@@ -54,7 +54,7 @@ class FullModel:
             workload=workload,
             plans=plans,
             stack=self.stack,
-            profile=self.profile or load_profile(cluster.gpu.name),
+            profile=self.profile or profile_of(cluster.gpu),
             gbs=gbs,
         )
         priced = price_layers(c)

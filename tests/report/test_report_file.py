@@ -1,0 +1,278 @@
+"""The report: one file that needs nothing else, complete, small, safe; and the commands that make it."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshplan.cli import main
+from meshplan.cluster.presets import cluster_of
+from meshplan.cost.models import cost_model_named
+from meshplan.model.hf import model_from_config
+from meshplan.model.load import load_model
+from meshplan.plan.workload import Workload
+from meshplan.report.gather import report_data
+from meshplan.report.html import report_html, report_pictures
+from meshplan.search.ranking import Ranking
+from meshplan.search.search import search
+
+QUESTION = ["llama-3.1-70b", "--gpu", "h100-sxm", "--gpus", "64", "--seq", "8192", "--gbs", "512"]
+MEGABYTE = 1_000_000
+CONFIG = {
+    "model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "intermediate_size": 8192, "vocab_size": 128256, "tie_word_embeddings": True,
+}  # fmt: skip
+
+
+def ranking(model: str = "llama-3.1-70b", gpus: int = 64, seq: int = 8192, gbs: int = 512) -> Ranking:
+    return search(load_model(model), cluster_of("h100-sxm", gpus), Workload(seq=seq, gbs=gbs))
+
+
+@pytest.fixture(scope="module")
+def data() -> dict[str, Any]:
+    return report_data(ranking())
+
+
+@pytest.fixture(scope="module")
+def text(data: dict[str, Any]) -> str:
+    return report_html(data)
+
+
+class Reader(HTMLParser):
+    """Whether tags are balanced, and every address and tag met."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.addresses: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.addresses += [v or "" for k, v in attrs if k in ("src", "href", "xlink:href", "action", "data")]
+        if tag not in ("meta", "link", "br", "img", "input", "hr"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag in self.open[-1:]:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag
+
+
+def read(text: str) -> Reader:
+    reader = Reader()
+    reader.feed(text)
+    assert reader.open == []
+    return reader
+
+
+def test_needs_nothing_else(text: str) -> None:
+    reader = read(text)
+    assert reader.addresses == []
+    assert not {"script", "iframe", "object", "embed", "link", "img"} & set(reader.tags)
+    assert "@import" not in text
+    assert "url(" not in text
+    assert re.search(r'http-equiv="Content-Security-Policy" content="default-src &#x27;none&#x27;', text)
+
+
+def test_has_every_section(text: str) -> None:
+    heads = re.findall(r"<h[23]>(.*?)</h[23]>", text)
+    for title in (
+        "The plans, best first", "Memory of a GPU by pipeline rank", "Where one step goes", "Rank mesh",
+        "Pipeline timeline", "Every plan that fits: step time against memory",
+        "The best plan as the GPUs grow, same batch",
+        "What a little more of each hardware number would bring",
+        "Ask the same again", "What the numbers rest on",
+    ):  # fmt: skip
+        assert title in heads
+    assert "meshplan plan llama-3.1-70b --gpu h100-sxm --gpus 64 --seq 8192 --gbs 512" in text
+    assert "median error of this cost model on" in text
+    assert "aiconfigurator" in text  # the source of a curve
+
+
+def test_is_small_and_made_for_phones_and_paper(text: str) -> None:
+    assert len(text.encode()) < MEGABYTE / 4
+    assert '<meta name="viewport" content="width=device-width' in text
+    assert "@media print" in text
+    assert "prefers-color-scheme:dark" in text
+
+
+def test_tells_the_same_numbers_as_json(text: str, data: dict[str, Any]) -> None:
+    best = data["ranking"]["plans"][0]
+    assert f'<td class="num keep">{best["step_s"]:.2f} s</td>' in text
+    assert f"{best['mfu']:.1%}" in text
+    assert best["name"] in text
+
+
+def test_chinese() -> None:
+    data = report_data(ranking(), studies=False)
+    text = report_html(data, language="zh")
+    assert '<html lang="zh-CN">' in text
+    assert "各流水线级的单卡显存" in text
+    assert "Where one step goes" not in text
+
+
+def test_the_largest_questions_stay_under_a_megabyte() -> None:
+    found = ranking("llama-3.1-405b", gpus=16384, gbs=4096)
+    assert len(found)
+    text = report_html(report_data(found, studies=False))
+    assert len(text.encode()) < MEGABYTE
+    read(text)
+
+
+def test_a_mixture_of_experts_shows_both_foldings() -> None:
+    found = ranking("mixtral-8x7b", gpus=64, seq=4096, gbs=256)
+    data = report_data(found, studies=False)
+    plan = data["chosen"]
+    text = report_html(data)
+    assert ("in MoE:" in text) == (plan["ep"] * plan["etp"] > 1)
+    read(text)
+
+
+def test_nothing_fits() -> None:
+    found = ranking(gpus=8)
+    assert not len(found)
+    data = report_data(found)
+    text = report_html(data)
+    assert "No plan: memory" in text
+    assert "smallest number of GPUs that would work is 16" in text
+    assert report_pictures(data) == {}
+    read(text)
+
+
+def test_handbook_tells_the_fullest_rank_only() -> None:
+    model = cost_model_named("handbook")
+    found = search(
+        load_model("llama-3.1-70b"), cluster_of("h100-sxm", 64), Workload(seq=8192, gbs=512), cost_model=model
+    )
+    data = report_data(found, cost_model=model, studies=False)
+    assert data["chosen"]["stages_complete"] is False
+    assert "This cost model prices the fullest rank only." in report_html(data)
+    assert "--cost-model handbook" in data["command"]
+
+
+def test_a_model_named_like_markup_is_just_text() -> None:
+    evil = "</title><script>alert(1)</script>"
+    model = model_from_config(CONFIG, name=evil)
+    found = search(model, cluster_of("h100-sxm", 8), Workload(seq=4096, gbs=64))
+    text = report_html(report_data(found, studies=False))
+    assert "<script" not in text
+    assert "&lt;script&gt;alert(1)" in text
+    read(text)
+
+
+def test_data_is_plain_json(data: dict[str, Any]) -> None:
+    assert json.loads(json.dumps(data, allow_nan=False)) == data
+
+
+# ── the commands ─────────────────────────────────────────────────────────────────────────────────
+
+
+def test_plan_writes_report_and_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, folder = tmp_path / "report.html", tmp_path / "pictures"
+    assert main(["plan", *QUESTION, "--html", str(out), "--svg", str(folder), "--json"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["plans"]
+    assert f"wrote {out}" in said.err
+    read(out.read_text(encoding="utf-8"))
+    names = {"memory", "time", "mesh", "timeline", "pareto", "scaling", "sensitivity"}
+    assert {file.stem for file in folder.iterdir()} == names
+    assert "<style>" in (folder / "mesh.svg").read_text(encoding="utf-8")
+    assert [file.name for file in tmp_path.iterdir() if file.name.startswith(".")] == []
+
+
+def test_report_of_a_saved_plan_is_complete(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved, out = tmp_path / "saved.json", tmp_path / "report.html"
+    assert main(["plan", *QUESTION, "--json"]) == 0
+    saved.write_text(capsys.readouterr().out, encoding="utf-8")
+    assert main(["report", str(saved), "--out", str(out)]) == 0
+    text = out.read_text(encoding="utf-8")
+    assert "What a little more of each hardware number would bring" in text
+    assert "Only what the file holds is shown" not in text
+
+
+def test_report_says_what_a_saved_plan_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved, out = tmp_path / "saved.json", tmp_path / "report.html"
+    assert main(["plan", *QUESTION, "--tp", "4", "--json"]) == 0
+    saved.write_text(capsys.readouterr().out, encoding="utf-8")
+    assert main(["report", str(saved), "--out", str(out)]) == 0
+    text = out.read_text(encoding="utf-8")
+    assert "Only what the file holds is shown: asked again, the question gives other numbers" in text
+    assert "Where one step goes" in text
+    read(text)
+
+
+def test_report_of_a_saved_estimate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved, out = tmp_path / "saved.json", tmp_path / "report.html"
+    assert main(["estimate", *QUESTION, "--tp", "8", "--pp", "4", "--json"]) == 0
+    saved.write_text(capsys.readouterr().out, encoding="utf-8")
+    assert main(["report", str(saved), "--out", str(out), "--language", "zh"]) == 0
+    text = out.read_text(encoding="utf-8")
+    assert "tp8 cp1 dp2 pp4 mbs1" in text
+    assert "各流水线级的单卡显存" in text
+
+
+def test_report_json_is_what_report_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved, again = tmp_path / "saved.json", tmp_path / "again.json"
+    assert main(["plan", *QUESTION, "--top", "2", "--json"]) == 0
+    saved.write_text(capsys.readouterr().out, encoding="utf-8")
+    assert main(["report", str(saved), "--json"]) == 0
+    first = capsys.readouterr().out
+    again.write_text(first, encoding="utf-8")
+    assert main(["report", str(again), "--json"]) == 0
+    assert capsys.readouterr().out == first
+
+
+BAD = {
+    "empty": "",
+    "no json": "meshplan",
+    "a list": "[]",
+    "not a number": '{"schema_version": 1, "plans": [], "counts": {}, "x": NaN}',
+    "another version": '{"schema_version": 99, "plans": [], "counts": {}}',
+    "nothing we print": '{"schema_version": 1, "hello": 2}',
+    "a report in name only": '{"schema_version": 1, "kind": "report"}',
+    "plans of nothing": '{"schema_version": 1, "plans": [{}], "counts": {}, "closest_miss": null}',
+    "strings for numbers": '{"schema_version": 1, "kind": "report", "ranking": {"plans": [{"step_s": "x"}]}}',
+    "too deep": "[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_saved_answers_are_one_sentence(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved, out = tmp_path / "saved.json", tmp_path / "out.html"
+    saved.write_text(BAD[name], encoding="utf-8")
+    assert main(["report", str(saved), "--out", str(out)]) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith("error: ")
+    assert said.err.count("\n") == 1
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        ([], "nothing to make: give --out report.html, --svg FOLDER or --json"),
+        (["--out", "{folder}"], "it is a folder"),
+        (["--out", "{folder}/no/such/report.html"], "no such file or directory"),
+        (["--out", "x.html", "--language", "fr"], "--language 'fr' is not one of en, zh"),
+    ],
+)
+def test_bad_calls(
+    more: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved = tmp_path / "saved.json"
+    assert main(["plan", *QUESTION, "--json"]) == 0
+    saved.write_text(capsys.readouterr().out, encoding="utf-8")
+    assert main(["report", str(saved), *(word.format(folder=tmp_path) for word in more)]) == 2
+    assert sentence in capsys.readouterr().err
