@@ -48,7 +48,7 @@ def main(plans: Path, references: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     for line in plans.read_text().splitlines():
-        name, text = (part.strip() for part in line.split("|"))
+        name, text = (part.strip() for part in line.split("|", 1))
         plan = eval(text, {**vars(kinds), "Plan": Plan})
         path = references / f"{name}.pt"
         if plan.gpus == 1 and not path.exists():

@@ -53,7 +53,7 @@ class Engine:
         check_executable(model, workload, plan)
         self.model, self.workload, self.plan, self.device = model, workload, plan, device
         experts = any(isinstance(layer.mlp, Moe) for layer in model.layers)
-        self.groups = Groups.of(plan, device.split(":")[0], experts=experts, order=order)
+        self.groups = Groups.of(plan, device.split(":", maxsplit=1)[0], experts=experts, order=order)
         self.stages = self._build(balanced=balanced)
         self.schedule = self._pipeline() if plan.pp > 1 else None
         self.optimizers = list(_optimizers(self.stages.values()))
