@@ -31,6 +31,9 @@ class Command(NamedTuple):
 COMMANDS = (
     Command("plan", "meshplan.cli.plan:app", "Rank the ways to lay a training run out over GPUs."),
     Command("estimate", "meshplan.cli.estimate:app", "Price one plan in full: time, memory, evidence."),
+    Command("why", "meshplan.cli.why:app", "Say why one plan is better than another."),
+    Command("why-not", "meshplan.cli.why_not:app", "Say what stands against a plan, and what would work."),
+    Command("scale", "meshplan.cli.scale:app", "Find the best plan as the GPUs grow."),
     Command("check", "meshplan.cli.check:app", "The rules a plan breaks, and near plans that break none."),
     Command("rules", "meshplan.cli.rules:app", "What makes a plan valid, by framework, with sources."),
     Command("report", "meshplan.cli.report:app", "Make one HTML file of a saved answer, or its pictures."),

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 
 from meshplan.cluster.cluster import Cluster
-from meshplan.cluster.profile import load_profile
+from meshplan.cluster.profile import profile_of
 from meshplan.cost.costs import CostModel, Costs
 from meshplan.cost.full.model import FullModel
 from meshplan.errors import InputError
 from meshplan.model.model import Model
 from meshplan.plan.divisors import divisors
 from meshplan.plan.kinds import Recompute, Schedule, Sharding
-from meshplan.plan.plans import ALL_LAYERS, AUTO_LAYERS, Plan, Plans
+from meshplan.plan.plans import ALL_LAYERS, AUTO_LAYERS, AUTO_LAYOUT, Plan, Plans
 from meshplan.plan.rules import RULES, Rule, Setting, broken
 from meshplan.plan.space import Space
 from meshplan.plan.workload import Workload
@@ -65,8 +65,12 @@ class Case:
         )
 
     def price(self, *plans: Plan) -> Costs:
-        """The price of these plans, valid or not."""
-        return self.cost_model.price(*self.setting, Plans.of(*plans, order=self.space.order))
+        """The price of these plans, valid or not; where the cost model can cut the layers, it does so for
+        plans without a layout."""
+        table = Plans.of(*plans, order=self.space.order)
+        if chooses_layouts(self.cost_model):
+            table = table.replace(layout=np.where(table.layout < 0, AUTO_LAYOUT, table.layout))
+        return self.cost_model.price(*self.setting, table)
 
     def on(self, cluster: Cluster) -> Case:
         """The same question on another cluster. Curves are shares of a datasheet: where the GPU's datasheet
@@ -83,9 +87,14 @@ def on_gpu(cost_model: CostModel, cluster: Cluster) -> CostModel:
     if not isinstance(cost_model, FullModel):
         return cost_model
     profile = cost_model.profile
-    if profile is None or profile.name != cluster.gpu.name:
-        profile = load_profile(cluster.gpu.name)
+    if profile is None or profile.name not in (cluster.gpu.name, cluster.gpu.like):
+        profile = profile_of(cluster.gpu)
     return replace(cost_model, profile=profile.on(cluster.gpu))
+
+
+def chooses_layouts(cost_model: CostModel) -> bool:
+    """Whether the cost model cuts the layers over the stages by itself."""
+    return bool(getattr(cost_model, "chooses_layouts", False))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,9 +163,17 @@ def with_wish(case: Case, wish: Wish, *, keep: int = 1) -> Ranking:
         return case.search(space, keep=keep)
     pinned = replace(case, cost_model=Pinned(base=case.cost_model, pins=pins))
     if "layout" in pins:
-        rules = RULES if case.rules is None else case.rules
-        pinned = replace(pinned, rules=tuple(r for r in rules if r.id not in LAYER_RULES))
+        pinned = replace(pinned, rules=_without_layer_rules(case, wish))
     return pinned.search(space, keep=keep)
+
+
+def _without_layer_rules(case: Case, wish: Wish) -> tuple[Rule, ...]:
+    own: tuple[Rule, ...] = getattr(case.cost_model, "rules", ())
+    rules = tuple(dict.fromkeys((*own, *RULES))) if case.rules is None else case.rules
+    chosen = case.space.chosen | set(wish)
+    return tuple(
+        r for r in rules if r.id not in LAYER_RULES and not (r.practice and chosen.intersection(r.columns))
+    )
 
 
 def wished(space: Space, wish: Wish) -> tuple[Space, dict[str, Any]]:
@@ -208,7 +225,7 @@ def reasons_against(case: Case, plan: Plan, wish: Wish) -> tuple[Broken, ...]:
     rules: Sequence[Rule] = tuple(dict.fromkeys((*own, *(RULES if case.rules is None else case.rules))))
     chosen = case.space.chosen | set(wish)
     asked = [r for r in rules if not (r.practice and chosen.intersection(r.columns))]
-    if plan.layout is not None:
+    if plan.layout is not None or chooses_layouts(case.cost_model):
         asked = [r for r in asked if r.id not in LAYER_RULES]
     uneven = _gpus(case, plan, wish)
     if uneven:  # dp is then a number that nobody asked for
@@ -261,6 +278,11 @@ class Pinned:
     def name(self) -> str:
         """The base's."""
         return self.base.name
+
+    @property
+    def chooses_layouts(self) -> bool:
+        """The base's."""
+        return chooses_layouts(self.base)
 
     @property
     def rules(self) -> tuple[Rule, ...]:

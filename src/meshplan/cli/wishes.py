@@ -1,0 +1,111 @@
+"""Plans that somebody has in mind, and the question around them, as several commands read them."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from meshplan.cli.flags import ClusterFlags, SpaceFlags, WorkloadFlags, given
+from meshplan.cli.question import Question, question
+from meshplan.cost.full.model import FullModel
+from meshplan.cost.full.stack import load_stack
+from meshplan.cost.models import COST_MODELS, DEFAULT
+from meshplan.errors import InputError
+from meshplan.plan.space import Space
+from meshplan.report.band import error_band
+from meshplan.report.plan_key import read_plan
+from meshplan.search.reasons import Case, Wish
+
+PRICED_BY = f"What prices the plans: {' or '.join(COST_MODELS)} (default: {DEFAULT})."
+CostModelName = Annotated[str | None, Parameter(metavar="NAME", help=PRICED_BY)]
+StackName = Annotated[
+    str | None,
+    Parameter(metavar="NAME", help="Software that the full cost model assumes, as in `meshplan estimate`."),
+]
+PlanText = Annotated[
+    str | None,
+    Parameter(
+        metavar="PLAN",
+        help="Parts of a plan, such as tp8,pp1; what is left out is chosen as the search would.",
+    ),
+]
+
+
+def asked_case(
+    model: str,
+    cluster: ClusterFlags | None,
+    workload: WorkloadFlags | None,
+    space: SpaceFlags | None,
+    *,
+    cost_model: str | None,
+    stack: str | None,
+    download: bool,
+) -> Case:
+    """The question of the usual flags; raises ``InputError``."""
+    asked = question(
+        model,
+        cluster or ClusterFlags(),
+        workload or WorkloadFlags(),
+        space or SpaceFlags(),
+        cost_model=cost_model,
+        download=download,
+    )
+    return case_of(asked, stack)
+
+
+def case_of(asked: Question, stack: str | None) -> Case:
+    """The same as a case; ``stack`` replaces that of the full cost model."""
+    model = asked.cost_model
+    if stack is not None:
+        if not isinstance(model, FullModel):
+            raise InputError(f"--stack is for the full cost model, and the plans are priced by {model.name}")
+        model = replace(model, stack=load_stack(stack))
+    return Case(
+        model=asked.model,
+        cluster=asked.cluster,
+        workload=asked.workload,
+        space=asked.space,
+        cost_model=model,
+    )
+
+
+def wish_of(text: str, what: str) -> Wish:
+    """The fields of a plan that ``text`` gives; raises ``InputError`` that names the option."""
+    try:
+        found = read_plan(text)
+    except InputError as error:
+        raise InputError(f"{what}: {error}") from None
+    if not found:
+        raise InputError(f"{what} names no part of a plan; write it like tp8,pp1")
+    return found
+
+
+def wish_of_flags(flags: SpaceFlags) -> dict[str, Any]:
+    """The dimensions that the flags fix to one value each; raises ``InputError`` for a list of values."""
+    found: dict[str, Any] = {}
+    for name, values in given(flags).items():
+        if name == "order":
+            continue
+        if len(values) > 1:
+            raise InputError(f"--{name} must be one value here, the one of the plan in question, not a list")
+        if name == "recompute":
+            layers, modules = values[0]
+            found |= {"recompute_layers": layers, "recompute_modules": modules}
+        else:
+            found[name] = values[0]
+    return found
+
+
+def open_space(space: Space) -> Space:
+    """The whole space with the order of ``space``."""
+    return replace(Space(), order=space.order)
+
+
+def tie_share(case: Case) -> float | None:
+    """By how much the cost model is usually off for such models; ``None`` where that is not known."""
+    band = error_band(case.cost_model.name, case.model)
+    return None if band is None else band.share
+
+
+Told = Callable[[str], None]

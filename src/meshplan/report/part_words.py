@@ -1,0 +1,174 @@
+"""What each part of a step and of the memory is, in a line, and which numbers of a plan make it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from meshplan.model.counts import model_parameters
+from meshplan.plan.kinds import Recompute, Schedule, Sharding
+from meshplan.plan.plans import ALL_LAYERS, Plan
+from meshplan.plan.rules import Setting
+from meshplan.units import format_bytes, format_count
+
+MEANING: Mapping[str, str] = {
+    "compute": "the model's own arithmetic",
+    "matmul": "matrix multiplications",
+    "attention": "attention kernels",
+    "elementwise": "norms, activations, additions: as fast as memory is read",
+    "head and loss": "LM head and cross-entropy, on the last stage",
+    "recompute": "forward passes run again, for activations that were not kept",
+    "tp": "each layer's activations gathered and scattered inside the tp group",
+    "cp": "keys and values passed round the cp group, beyond what attention hides",
+    "ep": "tokens sent to their experts and back (all-to-all)",
+    "pp": "activations sent from stage to stage",
+    "dp": "gradients reduced and weights gathered, beyond what computing hides",
+    "bubble": "stages that wait while the pipeline fills and drains",
+    "imbalance": "stages that wait for the slowest one",
+    "host": "GPUs that wait for the host to launch kernels",
+    "straggler": "all GPUs wait for the slowest of them",
+    "optimizer": "the optimizer's update",
+    "step overhead": "once a step: data, logging",
+}
+"""Part of the step → what it is."""
+MEMORY_MEANING: Mapping[str, str] = {
+    "weights": "parameters that computing reads",
+    "gradients": "a gradient for each of them",
+    "weights_and_gradients": "parameters and a gradient for each of them",
+    "optimizer": "master weights and Adam's two moments, sharded over dp · cp",
+    "activations": "what the forward pass keeps for the backward pass",
+    "loss and workspace": "what exists for a moment: logits, one layer's backward pass",
+    "gathered weights": "layers gathered from their shards",
+    "gradient buffers": "buffers for weight gradients",
+    "fragmentation": "what the allocator holds without use",
+    "context and NCCL": "CUDA and communication buffers",
+}
+"""Part of the memory → what it is."""
+
+
+def reason(part: str, plan: Plan, setting: Setting) -> str:
+    """The numbers of ``plan`` that decide how large ``part`` of the step is; ``""`` where there are none."""
+    return _TIME.get(part, _nothing)(plan, setting)
+
+
+def memory_reason(part: str, plan: Plan, setting: Setting) -> str:
+    """The same for a part of the memory."""
+    return _MEMORY.get(part, _nothing)(plan, setting)
+
+
+def _nothing(plan: Plan, setting: Setting) -> str:
+    return ""
+
+
+def micro_batches(plan: Plan, setting: Setting) -> int:
+    """Micro-batches a pipeline runs each step."""
+    return max(setting.workload.gbs // (plan.dp * plan.mbs), 1)
+
+
+def _tokens(plan: Plan, setting: Setting) -> float:
+    return setting.workload.seq / plan.cp * plan.mbs
+
+
+def _tp(plan: Plan, setting: Setting) -> str:
+    if plan.tp == 1:
+        return "tp 1: nothing to exchange"
+    size = format_bytes(2 * _tokens(plan, setting) * setting.model.hidden)
+    return f"tp {plan.tp}: {size} a block, {plan.tp - 1}/{plan.tp} of it over links"
+
+
+def _cp(plan: Plan, setting: Setting) -> str:
+    if plan.cp == 1:
+        return "cp 1: nothing to exchange"
+    return (
+        f"cp {plan.cp}, {plan.cp_kind.label}: {plan.cp - 1} hops, {_tokens(plan, setting):,.0f} tokens each"
+    )
+
+
+def _ep(plan: Plan, setting: Setting) -> str:
+    node = setting.cluster.gpus_per_node
+    if plan.ep == 1:
+        return "ep 1: every rank has all experts"
+    where = "inside a node" if plan.ep * plan.etp <= node else f"over {plan.ep * plan.etp / node:g} nodes"
+    return f"ep {plan.ep}: all-to-all {where}"
+
+
+def _bubble(plan: Plan, setting: Setting) -> str:
+    if plan.pp == 1:
+        return "pp 1: no pipeline"
+    m = micro_batches(plan, setting)
+    if plan.schedule in (Schedule.ONE_F_ONE_B, Schedule.GPIPE):
+        return f"(pp − 1) / micro-batches = {plan.pp - 1}/{m} = {(plan.pp - 1) / m:.1%}"
+    if plan.schedule in (Schedule.INTERLEAVED, Schedule.LOOPED_BFS):
+        share = (plan.pp - 1) / (plan.vp * m)
+        return f"(pp − 1) / (vp · micro-batches) = {plan.pp - 1}/{plan.vp * m} = {share:.1%}"
+    return f"{plan.schedule.label} over {plan.pp} stages, {m} micro-batches"
+
+
+def _pp(plan: Plan, setting: Setting) -> str:
+    if plan.pp == 1:
+        return "pp 1: no pipeline"
+    size = format_bytes(2 * _tokens(plan, setting) * setting.model.hidden / plan.tp)
+    return f"{size} to the next stage, {micro_batches(plan, setting)} micro-batches both ways"
+
+
+def _imbalance(plan: Plan, setting: Setting) -> str:
+    if plan.pp == 1:
+        return "pp 1: one stage"
+    layers = len(setting.model.layers)
+    held = f"{layers / plan.pp:g}" if layers % plan.pp == 0 else f"{layers // plan.pp} or more"
+    return f"pp {plan.pp}: {held} layers a stage, and the last one has the LM head"
+
+
+def _dp(plan: Plan, setting: Setting) -> str:
+    ranks = plan.dp * plan.cp
+    held = model_parameters(setting.model).total / (plan.tp * plan.pp)
+    if ranks == 1:
+        return "dp · cp = 1: nothing to reduce"
+    return f"{ranks} ranks (dp · cp), {format_count(held)} parameters each"
+
+
+def _recompute(plan: Plan, setting: Setting) -> str:
+    stage = len(setting.model.layers) / plan.pp
+    if plan.recompute_layers >= ALL_LAYERS:
+        return "every layer"
+    words = f"{plan.recompute_layers} of {stage:g} layers a stage" if plan.recompute_layers else ""
+    names = [m.name.lower().replace("_", "-") for m in Recompute if m & plan.recompute_modules and m.name]
+    return " + ".join([*([words] if words else []), *names]) or "nothing is recomputed"
+
+
+def _matmul(plan: Plan, setting: Setting) -> str:
+    return f"{_tokens(plan, setting):,.0f} tokens at a time, weights cut {plan.tp} ways"
+
+
+def _states(plan: Plan, setting: Setting) -> str:
+    total = model_parameters(setting.model).total
+    cut = plan.tp * plan.pp
+    more = f", experts also {plan.ep} ways" if plan.ep > 1 else ""
+    sharded = " and sharded" if plan.sharding is Sharding.ZERO3 else ""
+    return f"{format_count(total)} parameters cut tp · pp = {cut} ways{more}{sharded}"
+
+
+def _optimizer(plan: Plan, setting: Setting) -> str:
+    if plan.sharding is Sharding.DDP:
+        return "not sharded"
+    return f"tp · pp = {plan.tp * plan.pp}, then over dp · cp = {plan.dp * plan.cp}"
+
+
+def _activations(plan: Plan, setting: Setting) -> str:
+    alive = min(plan.pp, micro_batches(plan, setting))
+    layers = len(setting.model.layers) / plan.pp
+    kept = f", {_recompute(plan, setting)} recomputed" if plan.recompute_layers else ""
+    return (
+        f"{layers:g} layers × {alive} micro-batch{'es' if alive > 1 else ''} in flight,"
+        f" {_tokens(plan, setting):,.0f} tokens cut {plan.tp} ways{kept}"
+    )
+
+
+_Reason = Callable[[Plan, Setting], str]
+_TIME: Mapping[str, _Reason] = {
+    "tp": _tp, "cp": _cp, "ep": _ep, "pp": _pp, "dp": _dp, "bubble": _bubble, "imbalance": _imbalance,
+    "recompute": _recompute, "matmul": _matmul,
+}  # fmt: skip
+_MEMORY: Mapping[str, _Reason] = {
+    "weights": _states, "gradients": _states, "weights_and_gradients": _states, "optimizer": _optimizer,
+    "activations": _activations,
+}  # fmt: skip

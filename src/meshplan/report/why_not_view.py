@@ -1,0 +1,187 @@
+"""Why not this plan, for people and as data: the verdict, what is wrong, and changes that were tried."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from meshplan.plan.kinds import CpKind, Recompute, Schedule, Sharding
+from meshplan.plan.plans import ALL_LAYERS, AUTO_LAYERS, Plans
+from meshplan.report.part_words import memory_reason
+from meshplan.report.parts import step_time, wrap
+from meshplan.report.plan_rows import plan_data
+from meshplan.report.plan_view import plan_names
+from meshplan.report.screen import Screen
+from meshplan.report.why_view import (
+    SCHEMA_VERSION,
+    difference_data,
+    flip_data,
+    flip_lines,
+    head,
+    indented,
+    question_data,
+    summary,
+)
+from meshplan.search.reasons import Case, Wish
+from meshplan.search.reasons_not import Change, Fix, WhyNot
+from meshplan.units import format_bytes
+
+KINDS: dict[str, Any] = {"schedule": Schedule, "sharding": Sharding, "cp_kind": CpKind}
+MOST_FIXES = 6
+
+
+def why_not_text(case: Case, found: WhyNot, tie: float | None, screen: Screen) -> str:
+    """What ``meshplan why-not`` prints."""
+    name = plan_names(Plans.of(found.answer.plan, order=case.space.order), case.space.order)[0]
+    lines = [*head(case, screen), "", f"why not {wish_words(found.answer.wish)}?"]
+    if found.answer.costs is not None:
+        lines += wrap(
+            f"the best such plan: {name}" if found.answer.fits else f"its smallest: {name}", screen.width
+        )
+    lines += ["", *_verdict(case, found, tie, screen), "", *_fixes(found, screen)]
+    if found.verdict == "slower":
+        lines += ["", *flip_lines(case, found.flips, screen)]
+    return screen.text("\n".join(lines).rstrip() + "\n")
+
+
+def why_not_data(case: Case, found: WhyNot, tie: float | None) -> dict[str, Any]:
+    """The same as plain data."""
+    costs, best = found.answer.costs, found.ranking
+    limit = best.costs.memory_limit_bytes
+    gpus = case.cluster.gpus
+    return {
+        "schema_version": SCHEMA_VERSION,
+        **question_data(case, limit),
+        "wish": {name: value_words(name, value) for name, value in found.answer.wish.items()},
+        "verdict": found.verdict,
+        "plan": None if costs is None else plan_data(costs, 0, case.workload, gpus),
+        "broken": [{"rule": b.rule, "reason": b.reason} for b in found.answer.broken],
+        "excess_bytes": None
+        if costs is None or found.answer.fits
+        else float(costs.memory_bytes[0]) - costs.memory_limit_bytes,
+        "best": plan_data(best.costs, 0, case.workload, gpus) if len(best) else None,
+        "rank": found.rank,
+        "feasible": best.counts.feasible,
+        "slower": found.slower,
+        "tie_share": tie,
+        "time": []
+        if found.comparison is None
+        else [difference_data(d, memory_reason, case, found.comparison) for d in found.comparison.time],
+        "fixes": [_fix_data(fix) for fix in found.fixes],
+        "flips": [flip_data(flip) for flip in found.flips],
+    }
+
+
+def _fix_data(fix: Fix) -> dict[str, Any]:
+    plans = fix.costs.plans
+    return {
+        "changes": [
+            {"name": c.name, "old": value_words(c.name, c.old), "new": value_words(c.name, c.new)}
+            for c in fix.changes
+        ],
+        "plan": plan_names(plans, plans.order)[0],
+        "step_s": float(fix.costs.step_s[0]),
+        "mfu": float(fix.costs.mfu[0]),
+        "memory_bytes": float(fix.costs.memory_bytes[0]),
+    }
+
+
+def wish_words(wish: Wish) -> str:
+    """``tp 1, pp 8``."""
+    return ", ".join(f"{_label(name)} {value_words(name, value)}" for name, value in wish.items())
+
+
+def _label(name: str) -> str:
+    return {"recompute_layers": "recomputed layers", "recompute_modules": "recomputed modules"}.get(
+        name, name.replace("_", " ")
+    )
+
+
+def value_words(name: str, value: Any) -> Any:
+    """A value by the name people type."""
+    if name in KINDS:
+        return KINDS[name](int(value)).label
+    if name == "recompute_layers":
+        return {AUTO_LAYERS: "auto", ALL_LAYERS: "all"}.get(int(value), int(value))
+    if name == "recompute_modules":
+        names = [m.name.lower().replace("_", "-") for m in Recompute if m.name and m & int(value)]
+        return "+".join(names) or "none"
+    if name == "layout":
+        return ",".join(map(str, value))
+    return value
+
+
+def change_words(change: Change) -> str:
+    """``tp 2 instead of 1``."""
+    old, new = value_words(change.name, change.old), value_words(change.name, change.new)
+    if change.name == "memory":
+        return f"{format_bytes(new)} of memory a GPU instead of {format_bytes(old)}"
+    form = (lambda v: f"{v:,}") if change.name in ("gpus", "gbs", "seq") else str
+    if change.name == "gpus":
+        return f"{form(new)} GPUs instead of {form(old)}"
+    return f"{_label(change.name)} {form(new)} instead of {form(old)}"
+
+
+def _verdict(case: Case, found: WhyNot, tie: float | None, screen: Screen) -> Iterator[str]:
+    costs = found.answer.costs
+    match found.verdict:
+        case "invalid":
+            yield screen.bold("not valid: no such plan can run")
+            for wrong in found.answer.broken:
+                yield from indented(f"{wrong.reason} [{wrong.rule}]", screen)
+        case "memory":
+            assert costs is not None
+            need, limit = float(costs.memory_bytes[0]), costs.memory_limit_bytes
+            yield screen.bold(
+                f"does not fit: {format_bytes(need)} a GPU, {format_bytes(need - limit)} more than the"
+                f" {format_bytes(limit)} there are"
+            )
+            parts = sorted(costs.memory.items(), key=lambda item: -float(item[1][0]))[:3]
+            for part, values in parts:
+                because = memory_reason(part, costs.plans[0], case.setting)
+                text = f"{format_bytes(float(values[0]))} {part.replace('_', ' ')}"
+                yield from indented(f"{text}{f': {because}' if because else ''}", screen)
+        case "best":
+            yield screen.bold("it is the best plan")
+        case "slower":
+            yield from _slower(found, tie, screen)
+
+
+def _slower(found: WhyNot, tie: float | None, screen: Screen) -> Iterator[str]:
+    assert found.comparison is not None
+    a, b = float(found.comparison.a.step_s[0]), float(found.comparison.b.step_s[0])
+    yield screen.bold(
+        f"it fits, and is slower: {step_time(b)} a step, {b / a - 1:.1%} more than the best plan's"
+        f" {step_time(a)}"
+    )
+    best = found.comparison.a.plans
+    rank = f"{found.rank:,}" if found.rank is not None else "?"
+    name = plan_names(best, best.order)[0]
+    place = f"number {rank} of {found.ranking.counts.feasible:,}; the best is A, {name}; this one is B"
+    yield from wrap(place, screen.width)
+    yield from wrap(summary(found.comparison), screen.width)
+    if tie is not None and b / a - 1 <= tie:
+        yield from wrap(
+            f"The model is usually off by ±{tie:.0%}: the two are tied until somebody measures them.",
+            screen.width,
+        )
+
+
+def _fixes(found: WhyNot, screen: Screen) -> Iterator[str]:
+    if found.verdict == "best":
+        return
+    if not found.fixes:
+        what = "make it faster" if found.verdict == "slower" else "make it work"
+        yield f"no change of one or two of these was found that would {what}"
+        return
+    slower = found.verdict == "slower"
+    title = "one change that makes it faster" if slower else "what makes it work, smallest change first"
+    yield screen.bold(f"{title} (each searched for again)")
+    for fix in found.fixes[:MOST_FIXES]:
+        words = " and ".join(change_words(change) for change in fix.changes)
+        plans = fix.costs.plans
+        text = (
+            f"{words}: {plan_names(plans, plans.order)[0]}, step {step_time(float(fix.costs.step_s[0]))},"
+            f" {format_bytes(float(fix.costs.memory_bytes[0]))}"
+        )
+        yield from indented(text, screen)

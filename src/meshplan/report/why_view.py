@@ -1,0 +1,298 @@
+"""Why this plan and not that one, for people and as data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from meshplan.cost.costs import Costs
+from meshplan.report.part_words import MEANING, MEMORY_MEANING, memory_reason, reason
+from meshplan.report.parts import step_time, wrap
+from meshplan.report.plan_rows import cluster_data, model_data, plan_data, workload_data
+from meshplan.report.plan_view import plan_names
+from meshplan.report.screen import Screen, printable
+from meshplan.report.table import Column, pad, table
+from meshplan.search.reasons import Case
+from meshplan.search.reasons_compare import Comparison, Difference, Sensitivities
+from meshplan.search.reasons_flip import Flip
+from meshplan.units import format_bandwidth, format_bytes, format_flops
+
+SCHEMA_VERSION = 1
+SMALL = 0.002
+"""Parts that differ by less than this share of the step, or of the memory, are left out of the words."""
+FAR = 16.0
+"""Changes by more than this factor are named without their numbers."""
+GIB = 2.0**30
+
+
+def why_text(
+    case: Case,
+    found: Comparison,
+    names: tuple[str, str],
+    sensitivities: Sensitivities,
+    turning: Sequence[Flip],
+    tie: float | None,
+    screen: Screen,
+) -> str:
+    """What ``meshplan why`` prints. ``names``: what the plans are (``the best plan`` …)."""
+    lines = [*head(case, screen), "", *_sides(case, found, names), ""]
+    lines += [*wrap(_verdict(found, tie), screen.width), *wrap(summary(found), screen.width), ""]
+    lines += [*_parts(case, found, screen, memory=False), ""]
+    lines += [*_parts(case, found, screen, memory=True), ""]
+    lines += [*binding_lines(found.a, sensitivities, screen), ""]
+    lines += flip_lines(case, turning, screen)
+    return screen.text("\n".join(lines).rstrip() + "\n")
+
+
+def why_data(
+    case: Case,
+    found: Comparison,
+    names: tuple[str, str],
+    sensitivities: Sensitivities,
+    turning: Sequence[Flip],
+    tie: float | None,
+) -> dict[str, Any]:
+    """The same as plain data: seconds, bytes, bytes/s, FLOP/s; differences are b less a."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        **question_data(case, found.a.memory_limit_bytes),
+        "a": {"name": names[0], **plan_data(found.a, 0, case.workload, case.cluster.gpus)},
+        "b": {"name": names[1], **plan_data(found.b, 0, case.workload, case.cluster.gpus)},
+        "slower": found.slower,
+        "tie_share": tie,
+        "time": [difference_data(d, reason, case, found) for d in found.time],
+        "memory": [difference_data(d, memory_reason, case, found) for d in found.memory],
+        "hidden": [{"part": d.part, "a": d.a, "b": d.b, "more": d.more} for d in found.hidden],
+        "sensitivities": sensitivities_data(sensitivities),
+        "flips": [flip_data(flip) for flip in turning],
+    }
+
+
+def question_data(case: Case, limit: float) -> dict[str, Any]:
+    """Model, cluster and workload as plain data."""
+    return {
+        "model": model_data(case.model),
+        "cluster": cluster_data(case.cluster, limit),
+        "workload": workload_data(case.workload),
+        "cost_model": case.cost_model.name,
+    }
+
+
+def head(case: Case, screen: Screen) -> list[str]:
+    """The question in two lines."""
+    cluster, workload = case.cluster, case.workload
+    node = f" in nodes of {cluster.gpus_per_node}" if cluster.gpus > cluster.gpus_per_node else ""
+    tiers = ", ".join(f"{t.name} {format_bandwidth(t.bandwidth)}" for t in cluster.tiers)
+    ask = f"seq {workload.seq:,} · gbs {workload.gbs:,} · {workload.precision}"
+    return [
+        screen.bold(printable(f"{case.model.name} on {cluster.gpus:,}× {cluster.gpu.title}{node}")),
+        *wrap(f"{tiers} · {ask} · cost model {case.cost_model.name}", screen.width),
+    ]
+
+
+# ── the two plans ────────────────────────────────────────────────────────────────────────────────
+
+
+def _sides(case: Case, found: Comparison, names: tuple[str, str]) -> Iterator[str]:
+    both = Costs.concatenate([_alike(found.a, found.b), _alike(found.b, found.a)])
+    words = plan_names(both.plans, case.space.order)
+    for i, (mark, name) in enumerate(zip("AB", names, strict=True)):
+        fits = "" if bool(both.fits[i]) else ", does not fit"
+        yield f"{mark}  {words[i]}  {name}"
+        yield (
+            f"   step {step_time(float(both.step_s[i]))} · MFU {float(both.mfu[i]):.1%} ·"
+            f" {format_bytes(float(both.memory_bytes[i]))} of"
+            f" {format_bytes(both.memory_limit_bytes)}{fits}"
+        )
+
+
+def _alike(costs: Costs, other: Costs) -> Costs:
+    """One row with all parts that either plan has, so that both make one table."""
+    zero = np.zeros(1)
+
+    def filled(name: str) -> dict[str, Any]:
+        own, more = getattr(costs, name), getattr(other, name)
+        return {part: own.get(part, zero) for part in dict.fromkeys((*own, *more))}
+
+    row = costs.take(slice(0, 1))
+    return replace(row, time=filled("time"), memory=filled("memory"), hidden=filled("hidden"))
+
+
+def _verdict(found: Comparison, tie: float | None) -> str:
+    a, b = float(found.a.step_s[0]), float(found.b.step_s[0])
+    if not bool(found.b.fits[0]):
+        need = float(found.b.memory_bytes[0]) - found.b.memory_limit_bytes
+        more = f"B needs {format_bytes(need)} more than there is"
+        return f"{more}; if it fitted, its step would take {b / a:.2f} × A's."
+    word = "longer" if b >= a else "shorter"
+    text = f"B's step is {step_time(abs(b - a), a)} ({abs(found.slower):.1%}) {word} than A's."
+    if tie is not None:
+        within = abs(found.slower) <= tie
+        text += (
+            f" That is within the ±{tie:.0%} by which the model is usually off: they are tied until measured."
+            if within
+            else f" The model is usually off by ±{tie:.0%}, less than that."
+        )
+    return text
+
+
+def summary(found: Comparison) -> str:
+    """The largest differences of the step in one sentence."""
+    whole = float(found.a.step_s[0])
+    told = [d for d in found.time if abs(d.more) >= SMALL * whole]
+    costs = [f"{_name(d.part)} {step_time(d.more, whole)}" for d in told if d.more > 0][:3]
+    saves = [f"{_name(d.part)} {step_time(-d.more, whole)}" for d in told if d.more < 0][:3]
+    spent = f"B spends more on {', '.join(costs)}" if costs else "B spends more on nothing"
+    saved = f"; it saves {', '.join(saves)}" if saves else ""
+    return f"{spent}{saved}."
+
+
+def _parts(case: Case, found: Comparison, screen: Screen, *, memory: bool) -> Iterator[str]:
+    """A table of the parts, and for those that differ what makes them differ."""
+    rows = [d for d in (found.memory if memory else found.time) if d.a > 0 or d.b > 0]
+    whole = max(sum(d.a for d in rows), 1e-12)
+    shown = [d for d in rows if max(d.a, d.b) >= SMALL * whole]
+    total = Difference(part="sum", a=sum(d.a for d in rows), b=sum(d.b for d in rows))
+
+    def value(v: float) -> str:
+        return f"{v / GIB:.1f}" if memory else step_time(v, whole)
+
+    cells = [*shown, total]
+    unit = " (GiB, fullest GPU)" if memory else ""
+    first, *body = table(
+        [
+            Column(title=f"{'memory' if memory else 'time'}{unit}", cells=[_name(d.part) for d in cells]),
+            Column(title="A", cells=[value(d.a) for d in cells], right=True),
+            Column(title="B", cells=[value(d.b) for d in cells], right=True),
+            Column(title="B − A", cells=[_signed(d.more, value) for d in cells], right=True),
+        ],
+        screen.width,
+    )
+    yield screen.bold(first)
+    yield from body
+    told = [d for d in shown if abs(d.more) >= SMALL * whole]
+    yield from _because(case, found, told, value, screen, memory=memory)
+
+
+def _because(
+    case: Case,
+    found: Comparison,
+    told: list[Difference],
+    value: Callable[[float], str],
+    screen: Screen,
+    *,
+    memory: bool,
+) -> Iterator[str]:
+    plans = found.a.plans[0], found.b.plans[0]
+    say = memory_reason if memory else reason
+    for d in told:
+        left, right = (say(d.part, plan, case.setting) for plan in plans)
+        what = (MEMORY_MEANING if memory else MEANING).get(d.part, "")
+        unit = " GiB" if memory else ""
+        text = f"{_signed(d.more, value)}{unit} {_name(d.part)}"
+        text += f" ({what})" if what else ""
+        if left != right:
+            text += f": A {left}; B {right}"
+        elif left:
+            text += f": both {left}"
+        yield from indented(text, screen)
+
+
+def indented(text: str, screen: Screen) -> list[str]:
+    """``text`` wrapped, two columns in, its later lines two more."""
+    return [f"  {line}" for line in wrap(text, screen.width - 2)]
+
+
+def _name(part: str) -> str:
+    return part.replace("_", " ")
+
+
+def _signed(more: float, value: Callable[[float], str]) -> str:
+    text = value(abs(more))
+    return text if not any(ch in "123456789" for ch in text) else ("+" if more >= 0 else "−") + text
+
+
+# ── what binds, and what would turn the order round ──────────────────────────────────────────────
+
+
+def binding_lines(costs: Costs, found: Sensitivities, screen: Screen) -> Iterator[str]:
+    """What the step waits for: per cent of it for a per cent of each hardware number."""
+    row = found.binding
+    yield screen.bold("what A waits for: 1 % more of it makes the step shorter by")
+    size = max(len(r.resource.title) for r in (*found.rows,))
+    for r in found.rows:
+        mark = "  ← the binding one" if r is row else ""
+        yield f"  {pad(r.resource.title, size)}  {abs(round(r.per_cent, 2)):6.2f} %{mark}"
+    rest = abs(round(found.fixed, 2))
+    yield f"  {pad('none of these', size)}  {rest:6.2f} %  (launches, latency, fixed times)"
+    used, limit = float(costs.memory_bytes[0]), costs.memory_limit_bytes
+    room = f"memory: {format_bytes(used)} of {format_bytes(limit)} in use"
+    if abs(found.memory) > 1e-6:
+        room += f"; a tenth more would make the step {-found.memory:.1%} shorter (fewer layers recomputed)"
+    else:
+        room += "; more of it would not change this plan's step"
+    yield from wrap(room, screen.width)
+
+
+def flip_lines(case: Case, turning: Sequence[Flip], screen: Screen) -> Iterator[str]:
+    """Under which changes B beats A."""
+    if not turning:
+        yield from wrap(
+            "no change of one hardware number up to 64 times, nor of the batch, makes B the faster one",
+            screen.width,
+        )
+        return
+    yield screen.bold("B would be the better one (one change at a time, both priced again)")
+    near = [flip for flip in turning if 1 / FAR <= flip.factor <= FAR] or list(turning[:1])
+    for flip in near:
+        yield from indented(f"with {flip_words(flip)}", screen)
+    if len(near) < len(turning):
+        far = ", ".join(flip.title for flip in turning if flip not in near)
+        yield from indented(f"only far from what there is: {far}", screen)
+
+
+def flip_words(flip: Flip) -> str:
+    """The change and both steps then."""
+    forms: dict[str, Callable[[float], str]] = {
+        "peak": format_flops, "hbm_bandwidth": format_bandwidth, "scaleup": format_bandwidth,
+        "network": format_bandwidth, "memory": format_bytes, "gbs": lambda v: f"{v:,.0f}",
+    }  # fmt: skip
+    form = forms[flip.name]
+    a = f"A {step_time(flip.a_step_s)}" if flip.fits_a else "A does not fit"
+    b = f"B {step_time(flip.b_step_s)}" if flip.fits_b else "B does not fit"
+    return f"{flip.title} {form(flip.value)} instead of {form(flip.now)} ({flip.factor:.2g} ×): {b}, {a}"
+
+
+def difference_data(d: Difference, say: Any, case: Case, found: Comparison) -> dict[str, Any]:
+    """One part of two plans."""
+    a, b = (say(d.part, costs.plans[0], case.setting) for costs in (found.a, found.b))
+    return {"part": d.part, "a": d.a, "b": d.b, "more": d.more, "because_a": a, "because_b": b}
+
+
+def sensitivities_data(found: Sensitivities) -> dict[str, Any]:
+    """Per cent of step time for a per cent of each hardware number."""
+    return {
+        "binding": found.binding.resource.name,
+        "rows": [
+            {"name": row.resource.name, "amount": row.amount, "per_cent": row.per_cent} for row in found.rows
+        ],
+        "fixed": found.fixed,
+        "tenth_more_memory": found.memory,
+    }
+
+
+def flip_data(flip: Flip) -> dict[str, Any]:
+    """One turning point."""
+    return {
+        "name": flip.name,
+        "now": flip.now,
+        "value": flip.value,
+        "factor": flip.factor,
+        "a_step_s": flip.a_step_s,
+        "b_step_s": flip.b_step_s,
+        "a_fits": flip.fits_a,
+        "b_fits": flip.fits_b,
+    }
