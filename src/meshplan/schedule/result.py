@@ -45,6 +45,21 @@ class Memory:
     """(ranks,)"""
 
 
+def alive(order: Order, each: Floats, *, freed_by_input: float = 0.0) -> Memory:
+    """Activations alive along an order, which no duration changes; see ``Simulation.memory``.
+
+    ``each`` is a number, one a stage, or (stages, runs); arrays then have a last axis of runs.
+    """
+    change = np.empty(4)
+    change[[F, B, I, W]] = 1.0, -1.0, -freed_by_input, freed_by_input - 1.0
+    kinds = change[order.kind].reshape(-1, *([1] * (each.ndim - 1)))
+    delta = kinds * (each[order.stage] if each.ndim else each)
+    total = np.cumsum(delta, axis=0)
+    after = total - np.repeat((total - delta)[order.first[:-1]], np.diff(order.first), axis=0)
+    during = after - np.minimum(delta, 0.0)
+    return Memory(after=after, during=during, peak=np.maximum.reduceat(during, order.first[:-1], axis=0))
+
+
 class Times:
     """When each action's rank goes on, in computing order from place 1; place 0 is the start of all.
 
@@ -219,19 +234,14 @@ class Simulation:
         backward the input gradient frees the share ``freed_by_input``, the weight gradient the rest
         (the gradients it must keep until then counted against that share).
         """
-        order = self.order
         each = np.asarray(activation, dtype=np.float64)
-        if each.ndim > 1 or (each.ndim == 1 and len(each) != order.stages):
-            raise InputError(f"activations are one number or {order.stages}, one a stage, not {each.size}")
+        if each.ndim > 1 or (each.ndim == 1 and len(each) != self.order.stages):
+            raise InputError(
+                f"activations are one number or {self.order.stages}, one a stage, not {each.size}"
+            )
         if not 0.0 <= freed_by_input <= 1.0:
             raise InputError(f"the share an input gradient frees is from 0 to 1, not {freed_by_input}")
-        change = np.empty(4)
-        change[[F, B, I, W]] = 1.0, -1.0, -freed_by_input, freed_by_input - 1.0
-        delta = change[order.kind] * (each[order.stage] if each.ndim else each)
-        total = np.cumsum(delta)
-        after = total - np.repeat((total - delta)[order.first[:-1]], np.diff(order.first))
-        during = after - np.minimum(delta, 0.0)
-        return Memory(after=after, during=during, peak=np.maximum.reduceat(during, order.first[:-1]))
+        return alive(self.order, each, freed_by_input=freed_by_input)
 
     @property
     def peak_in_flight(self) -> npt.NDArray[np.int64]:

@@ -63,7 +63,9 @@ def simulate(
 class Player:
     """Plays actions one after the other; ``ends`` says when their ranks go on, from place 1."""
 
-    def __init__(self, links: Graph, taken: Floats, hop: Floats, row: Indices, ends: list[float] | None = None):
+    def __init__(
+        self, links: Graph, taken: Floats, hop: Floats, row: Indices, ends: list[float] | None = None
+    ):
         self.before, self.fed_by = links.before, links.fed_by
         self.taken, self.hop, self.row = taken, hop, row
         self.ends = [0.0] if ends is None else ends

@@ -19,6 +19,7 @@ from meshplan.schedule.durations import Durations
 from meshplan.schedule.generate import SCHEDULES, make_order, usual_group
 from meshplan.schedule.graph import Graph, graph
 from meshplan.schedule.order import F, Order
+from meshplan.schedule.result import alive
 from meshplan.schedule.simulate import SAME_SHIFT, Player, play_batch
 
 Floats = npt.NDArray[np.float64]
@@ -89,6 +90,17 @@ def pipeline_ends(
             durations = Durations.of(order, (len(rows),), f, i, w, hops[None, rows], overlap_p2p, None)
             ends[rows] = _ends(order, durations, more)
     return ends
+
+
+def peak_alive(name: str, *, ranks: int, vp: int, micro_batches: int, activations: Floats) -> Floats:
+    """Most activations alive on every rank, (runs, ranks), in the unit of ``activations``, (runs, stages):
+    what one micro-batch keeps on each stage, from its forward until its backward is done."""
+    short = _shortened(name, ranks, vp, micro_batches)
+    order = make_order(
+        name, ranks=ranks, micro_batches=short.micro_batches, vp=_vp(name, vp), group=short.group,
+        unfilled=True,
+    )  # fmt: skip
+    return alive(order, activations.T).peak.T
 
 
 def order_of(name: str, *, ranks: int, micro_batches: int, vp: int) -> Order:

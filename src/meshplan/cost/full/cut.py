@@ -44,11 +44,12 @@ def choose_layouts(c: Context, priced: Priced) -> Plans:
     first, of = distinct(columns)
     known = {layout: i for i, layout in enumerate(p.layouts)}
     chosen = np.full(len(first), -1, dtype=np.int64)
+    kinds = c.model.kind_ids
     for i, row in enumerate(first.tolist()):
         if columns[1][row] == 1:
             continue
         costs = tuple(grains[grain[row]].tolist())
-        cut = best_cut(costs, c.model.kind_ids, *(int(column[row]) for column in columns[1:]))
+        cut = best_cut(costs, kinds, *(int(column[row]) for column in columns[1:]))
         if cut is not None:
             chosen[i] = known.setdefault(cut, len(known))
     layout = p.layout.copy()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,6 +20,9 @@ from meshplan.model.flops import flop_per_token
 from meshplan.model.model import Model
 from meshplan.plan.plans import AUTO_LAYOUT, Ints, Plans
 from meshplan.plan.workload import Workload
+
+if TYPE_CHECKING:
+    from meshplan.cost.full.pipeline import Pipelines
 
 PEAK_OF = {"bf16": "bf16", "fp16": "bf16", "fp8": "fp8", "mxfp8": "fp8", "nvfp4": "fp4", "fp32": "fp32"}
 """The peak that MFU of a precision is measured against."""
@@ -40,6 +44,12 @@ class FullModel:
         """The full model with a stack that ships with meshplan."""
         return cls(stack=load_stack(stack))
 
+    def pipelines(self, model: Model, cluster: Cluster, workload: Workload, plans: Plans) -> Pipelines:
+        """The pipelines of plans as priced, for the simulation: layouts and recomputed layers decided."""
+        from meshplan.cost.full.pipeline import pipelines
+
+        return pipelines(self._context(model, cluster, workload, plans, None))
+
     def price(self, model: Model, cluster: Cluster, workload: Workload, plans: Plans) -> Costs:
         """Step time and peak memory of every plan."""
         return self.price_batches(model, cluster, workload, plans, None)
@@ -48,15 +58,7 @@ class FullModel:
         self, model: Model, cluster: Cluster, workload: Workload, plans: Plans, gbs: Ints | None
     ) -> Costs:
         """The same where each plan has its own global batch, ``gbs`` sequences."""
-        c = Context(
-            model=model,
-            cluster=cluster,
-            workload=workload,
-            plans=plans,
-            stack=self.stack,
-            profile=self.profile or profile_of(cluster.gpu),
-            gbs=gbs,
-        )
+        c = self._context(model, cluster, workload, plans, gbs)
         priced = price_layers(c)
         if (plans.layout == AUTO_LAYOUT).any():
             plans = choose_layouts(c, priced)
@@ -79,4 +81,17 @@ class FullModel:
             time=time,
             memory=parts,
             hidden=hidden,
+        )
+
+    def _context(
+        self, model: Model, cluster: Cluster, workload: Workload, plans: Plans, gbs: Ints | None
+    ) -> Context:
+        return Context(
+            model=model,
+            cluster=cluster,
+            workload=workload,
+            plans=plans,
+            stack=self.stack,
+            profile=self.profile or profile_of(cluster.gpu),
+            gbs=gbs,
         )

@@ -1,0 +1,301 @@
+"""What the pipelines of plans look like to the simulation, and what a simulated step costs.
+
+Every stage is priced by the equations that price types of rank; then the schedule's own order, not a
+closed form, says how long the pipeline takes and how many micro-batches it keeps alive. Gradients are
+reduced by each rank as soon as it is done, so that only the rank which is last makes the step longer.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from meshplan.cost.costs import Bools, Costs, Floats
+from meshplan.cost.full.context import Context
+from meshplan.cost.full.layers import Priced, price_layers
+from meshplan.cost.full.memory import peak, recomputed_share
+from meshplan.cost.full.stage_cuts import Cut, Cuts, cut_up
+from meshplan.cost.full.step import hop_seconds, part_means, rank_work, shards_of
+from meshplan.cost.full.sync import Shards, Transfers, beyond, gradient_transfers
+from meshplan.cost.full.topology import Group
+from meshplan.plan.kinds import Schedule
+from meshplan.plan.plans import Ints, Plans
+from meshplan.schedule.result import Simulation
+from meshplan.schedule.simulate import simulate
+from meshplan.schedule.steady import order_of, peak_alive, pipeline_ends
+
+WHOLE_BACKWARD = (Schedule.GPIPE, Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED, Schedule.LOOPED_BFS)
+"""Schedules whose backward is never split: the last one goes back through all stages."""
+ONCE = ("optimizer", "step overhead")
+"""Parts of a step that come after everything else."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pipelines:
+    """The pipelines of a table of plans; arrays are padded to the longest with zeros."""
+
+    plans: Plans
+    micro_batches: Ints
+    home: Ints
+    """(plans, stages): the rank of every stage, -1 where there is none."""
+    forward: Floats
+    """(plans, stages), seconds of one micro-batch, as the next two."""
+    backward_input: Floats
+    weight: Floats
+    hop: Floats
+    """Seconds from a stage to the next on another rank."""
+    holds: Bools
+    """Whether sending holds the sender."""
+    tail: Floats
+    """(plans, ranks): seconds a rank reduces gradients after its last backward."""
+    gather: Floats
+    """Seconds that gathering parameters delays the first forward."""
+    activations: Floats
+    """(plans, stages): bytes one micro-batch keeps."""
+    memory: dict[str, Floats]
+    """(plans, ranks): bytes by part, activations of micro-batches alive left out."""
+    fragmentation: float
+    work: dict[str, Floats]
+    """Seconds of one micro-batch by part, averaged over ranks."""
+
+    def __len__(self) -> int:
+        return len(self.plans)
+
+    @property
+    def busy(self) -> Floats:
+        """(plans, ranks): seconds every rank works for all micro-batches."""
+        return np.asarray(self.micro_batches[:, None] * self._on_ranks(self._work))
+
+    @property
+    def _work(self) -> Floats:
+        return self.forward + self.backward_input + self.weight
+
+    def _on_ranks(self, of_stages: Floats) -> Floats:
+        """(plans, ranks): a rank's stages together; of DualPipe half of its two."""
+        return _on_ranks(self.plans, self.home, of_stages, self.tail.shape[1])
+
+    def bounds(self) -> Floats:
+        """Seconds that gradients reduced cannot be earlier, whatever the order: for each rank what comes
+        before its first forward, all its work, and the way of its last gradient to the first stage."""
+        pp = self.plans.pp
+        ranks = self.tail.shape[1]
+        real = np.arange(ranks) < pp[:, None]
+        first_round = self.home[:, :ranks] == np.arange(ranks)
+        zero = np.zeros((len(self), 1))
+
+        def before(of_stages: Floats) -> Floats:
+            """(plans, ranks): Σ over the stages before a rank's first, and hops between them."""
+            each = np.where(first_round, of_stages[:, :ranks] + self.hop[:, None], 0.0)
+            found = np.concatenate([zero, np.cumsum(each, axis=1)[:, :-1]], axis=1)
+            both = self.plans.schedule == Schedule.DUALPIPE
+            return np.where(both[:, None], np.minimum(found, _mirrored(self.plans, found)), found)
+
+        head, busy = before(self.forward), self.busy
+        whole = np.isin(self.plans.schedule, [int(s) for s in WHOLE_BACKWARD])[:, None]
+        back = np.where(whole, before(self.backward_input + self.weight), 0.0)
+        through = head + busy + back
+        # Weight gradients may come later, but the last input gradient has all others before it.
+        gradients = self.micro_batches[:, None] * self._on_ranks(self.forward + self.backward_input)
+        through = np.maximum(through, head + gradients + before(self.backward_input))
+        return np.asarray(np.where(real, through + self.tail, 0.0).max(axis=1))
+
+    def groups(self, rows: Ints) -> Iterator[tuple[Ints, str, int, int, bool]]:
+        """Rows with one kind of order: schedule, ranks, stages a rank, and whether sending holds."""
+        p = self.plans
+        found: dict[tuple[int, int, int, bool], list[int]] = defaultdict(list)
+        for i in rows.tolist():
+            found[int(p.schedule[i]), int(p.pp[i]), int(p.vp[i]), bool(self.holds[i])].append(i)
+        for (schedule, pp, vp, holds), members in found.items():
+            yield np.array(members), Schedule(schedule).label, pp, vp, holds
+
+    def simulation(self, row: int) -> Simulation:
+        """The whole simulation of one plan, gradient reduction at the end of every rank included."""
+        p = self.plans
+        pp, vp = int(p.pp[row]), int(p.vp[row])
+        order = order_of(
+            Schedule(int(p.schedule[row])).label, ranks=pp, micro_batches=int(self.micro_batches[row]), vp=vp
+        )
+        return simulate(
+            order,
+            forward=self.forward[row, : pp * vp],
+            backward_input=self.backward_input[row, : pp * vp],
+            weight=self.weight[row, : pp * vp],
+            p2p=self.hop[row],
+            overlap_p2p=not self.holds[row],
+            tail=self.tail[row, :pp],
+        )
+
+    def simulated(self, costs: Costs, rows: Ints) -> Costs:
+        """``costs`` (as priced for these pipelines) of ``rows``, with time and memory as simulated."""
+        ends = np.zeros((len(self), self.tail.shape[1]))
+        free = np.zeros_like(ends)
+        alive = np.zeros_like(ends)
+        for members, name, ranks, vp, holds in self.groups(rows):
+            stages = ranks * vp
+            if stages == 1:
+                ends[members, 0] = free[members, 0] = self.busy[members, 0]
+                alive[members, 0] = self.activations[members, 0]
+                continue
+            times: dict[str, Any] = {
+                kind: np.tile(getattr(self, kind)[members, :stages], (2, 1))
+                for kind in ("forward", "backward_input", "weight")
+            }
+            hop = self.hop[members]
+            both = pipeline_ends(
+                name, ranks=ranks, vp=vp, **times, micro_batches=np.tile(self.micro_batches[members], 2),
+                p2p=np.append(hop, 0.0 * hop), overlap_p2p=not holds,
+            )  # fmt: skip
+            ends[members, :ranks], free[members, :ranks] = both[: len(members)], both[len(members) :]
+            counts = self.micro_batches[members]
+            for count in np.unique(counts).tolist():
+                same = members[counts == count]
+                alive[same, :ranks] = peak_alive(
+                    name, ranks=ranks, vp=vp, micro_batches=count, activations=self.activations[same, :stages]
+                )
+        return self._costs(costs.take(rows), rows, ends[rows], free[rows], alive[rows])
+
+    def _costs(self, base: Costs, rows: Ints, ends: Floats, free: Floats, alive: Floats) -> Costs:
+        """The parts of steps whose ranks end at ``ends``, and would at ``free`` were there no transfers."""
+        m = self.micro_batches[rows]
+        time = {name: m * value[rows] for name, value in self.work.items()}
+        mean = np.asarray(sum(time.values()))
+        busiest, last, unhindered = self.busy[rows].max(axis=1), ends.max(axis=1), free.max(axis=1)
+        time["imbalance"] = busiest - mean
+        time["bubble"] = unhindered - busiest
+        time["pp"] = last - unhindered
+        time["dp"] = time["dp"] + (ends + self.tail[rows]).max(axis=1) - last + self.gather[rows]
+        time |= {name: base.time[name] for name in ONCE}
+        if "straggler" in base.time:
+            others = base.step_s - base.time["straggler"]
+            time["straggler"] = base.time["straggler"] / others * np.asarray(sum(time.values()))
+        step = np.asarray(sum(time.values()))
+        memory = {name: value[rows].copy() for name, value in self.memory.items()}
+        memory["activations"] += alive
+        memory["fragmentation"] += self.fragmentation * alive
+        total = np.asarray(sum(memory.values()))
+        real = np.arange(total.shape[1]) < self.plans.pp[rows][:, None]
+        fullest = (np.arange(len(rows)), np.where(real, total, -1.0).argmax(axis=1))
+        return replace(
+            base,
+            step_s=step,
+            memory_bytes=total[fullest],
+            mfu=base.mfu * base.step_s / step,
+            time={name: time[name] for name in base.time},
+            memory={name: memory[name][fullest] for name in base.memory},
+        )
+
+
+def pipelines(c: Context) -> Pipelines:
+    """The pipelines of plans whose layouts and recomputed layers are decided."""
+    p, priced = c.plans, price_layers(c)
+    cuts = cut_up(c)
+    stages, ranks, home = cuts.stages, cuts.ranks, cuts.home
+    share_of_rank = recomputed_share(p.recompute_layers[:, None], ranks.layers.sum(axis=2))
+    share = np.take_along_axis(share_of_rank, np.maximum(home, 0), axis=1)
+    work = rank_work(stages, priced, share)
+    parts, _ = part_means(stages, priced)
+    extra = {"recompute": work.recompute, "host": work.host, "dp": work.gather}
+    parts |= {name: value.sum(axis=1) / p.pp for name, value in extra.items()}
+    m = np.rint(c.micro_batches).astype(np.int64)
+    there = home >= 0
+    weight = np.where(there, work.weight, 0.0)
+    forward = np.where(there, work.forward, 0.0)
+    backward_input = np.where(there, work.busy - work.forward - work.weight, 0.0)
+    tail, gather = _reduction(c, cuts, m, forward, backward_input + weight)
+    at = priced.of_plan
+    kept = stages.per_rank([a.kept[at] for a in priced.activations])
+    inputs = stages.per_rank([a.input[at] for a in priced.activations])
+    holds = (p.vp > 1) & (not c.stack.p2p_overlap)
+    return Pipelines(
+        plans=p,
+        micro_batches=m,
+        home=home,
+        forward=forward,
+        backward_input=backward_input,
+        weight=weight,
+        hop=hop_seconds(c, priced),
+        holds=np.asarray(holds),
+        tail=tail,
+        gather=gather,
+        activations=kept + (inputs - kept) * share,
+        memory=_memory(ranks, priced),
+        fragmentation=c.stack.fragmentation,
+        work=parts,
+    )
+
+
+def _memory(ranks: Cut, priced: Priced) -> dict[str, Floats]:
+    """(plans, ranks): bytes by part with no micro-batch alive."""
+    found = peak(ranks, priced)
+    parts = found.parts
+    ends = found.held.ends[found.of_held]
+    alive = parts["activations"] - ends
+    parts["activations"] = ends
+    parts["fragmentation"] = parts["fragmentation"] - found.fragmentation * alive
+    return parts
+
+
+def _reduction(
+    c: Context, cuts: Cuts, micro_batches: Ints, forward: Floats, backward: Floats
+) -> tuple[Floats, Floats]:
+    """(plans, ranks): seconds of gradient reduction that a rank's last backwards do not hide; and for each
+    plan the seconds by which gathering parameters delays the rank that waits longest for its first
+    forward less long than that."""
+    p, ranks = c.plans, cuts.ranks
+    on_rank = _on_ranks(p, cuts.home, forward, ranks.ranks.shape[1])
+    back = _on_ranks(p, cuts.home, backward, ranks.ranks.shape[1])
+    moved = _transfers(ranks)
+    rounds = np.where(p.vp > 1, np.minimum(p.pp, micro_batches) * (p.vp - 1) / p.vp, 1.0)
+    window = (0.9 * np.maximum(rounds, 1.0))[:, None]
+    if c.stack.dp_overlap:
+        reduce, gathered = beyond(moved.reduce, window * back), beyond(moved.gathered, window * on_rank)
+    else:
+        reduce, gathered = moved.reduce, moved.gathered
+    once = ~c.gathers[:, None]
+    tail = np.where(once, reduce, 0.0) + beyond(moved.replicas, window * back)
+    starts = np.cumsum(on_rank, axis=1) / p.vp[:, None] - on_rank / p.vp[:, None]
+    real = ranks.ranks > 0
+    delay = np.where(once & real, gathered - starts, 0.0).max(axis=1)
+    return np.where(real, tail, 0.0), np.maximum(delay, 0.0)
+
+
+def _on_ranks(p: Plans, home: Ints, of_stages: Floats, ranks: int) -> Floats:
+    """(plans, ranks): a rank's stages together; of DualPipe half of its two."""
+    out = np.zeros((len(home), ranks))
+    plan = np.broadcast_to(np.arange(len(home))[:, None], home.shape)
+    there = home >= 0
+    np.add.at(out, (plan[there], home[there]), of_stages[there])
+    both = np.flatnonzero(p.schedule == Schedule.DUALPIPE)
+    if len(both):
+        out[both] = (out[both] + _mirrored(p, out)[both]) / 2
+    return out
+
+
+def _mirrored(p: Plans, of_ranks: Floats) -> Floats:
+    """(plans, ranks): the value of the rank that lies as far from the other end."""
+    rank = np.arange(of_ranks.shape[1])
+    return np.take_along_axis(of_ranks, np.clip(p.pp[:, None] - 1 - rank, 0, None), axis=1)
+
+
+def _transfers(ranks: Cut) -> Transfers:
+    """(plans, ranks): what every rank reduces and gathers."""
+    shape = ranks.ranks.shape
+    row = np.repeat(np.arange(shape[0]), shape[1])
+    whole = shards_of(ranks)
+    table: dict[str, Any] = {}
+    for f in fields(Shards):
+        value = getattr(whole, f.name)
+        if isinstance(value, Group):
+            table[f.name] = Group(size=value.size[row], per_node=value.per_node[row])
+        else:
+            table[f.name] = value[row]
+    table["dense"] = ranks.dense_parameters.ravel()
+    table["experts"] = ranks.expert_parameters.ravel()
+    found = gradient_transfers(
+        Shards(**table), ranks.plans.sharding[row], ranks.links, ranks.profile, ranks.stack
+    )
+    return Transfers(**{f.name: getattr(found, f.name).reshape(shape) for f in fields(Transfers)})
