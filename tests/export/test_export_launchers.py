@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import random
 import shlex
 import shutil
+import socket
 import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from meshplan.cluster.presets import cluster_of
 from meshplan.errors import InputError
 from meshplan.export.header import read_facts
 from meshplan.export.launch import Job, Launch
 from meshplan.export.launchers import LAUNCHERS, dns_name
 from meshplan.export.quoting import yaml_text
 from meshplan.export.targets import TARGETS, export
+from meshplan.model.presets import preset
+from meshplan.plan.kinds import Sharding
+from meshplan.plan.plans import Plan
+from meshplan.plan.rules import Setting
+from meshplan.plan.workload import Workload
 
 _FILE = Path(__file__).with_name("export_samples.py")
 _SPEC = importlib.util.spec_from_file_location("export_samples", _FILE)
@@ -120,14 +131,112 @@ def test_slurm_directives() -> None:
     )
 
 
-@pytest.mark.skipif(shutil.which("sbatch") is None, reason="NOT RUN: no Slurm here (sbatch)")
-def test_sbatch_takes_the_script(tmp_path: Path) -> None:
-    _, launch = one("megatron", "slurm")
-    (tmp_path / "job.sbatch").write_text(launch.files["job.sbatch"], encoding="utf-8")
-    done = subprocess.run(
-        ["sbatch", "--test-only", "job.sbatch"], cwd=tmp_path, capture_output=True, text=True, check=False
+SLURM = all(shutil.which(program) for program in ("sbatch", "slurmctld", "slurmd")) and os.geteuid() == 0
+
+
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[dict[str, str]]:
+    """A Slurm of one node with eight make-believe GPUs, on ports of its own; gone after the tests.
+
+    Its folder is not pytest's: Slurm wants short paths that root owns.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="meshplan-slurm-"))
+    host = socket.gethostname().split(".")[0]
+    for i in range(8):
+        (folder / f"gpu{i}").touch()
+    (folder / "gres.conf").write_text(f"NodeName={host} Name=gpu File={folder}/gpu[0-7]\n")
+    lines = {
+        "ClusterName": "box", "SlurmctldHost": host, "AuthType": "auth/none", "CredType": "cred/none",
+        "SlurmUser": "root", "SlurmdUser": "root", "SlurmctldPort": free_port(), "SlurmdPort": free_port(),
+        "StateSaveLocation": folder / "state", "SlurmdSpoolDir": folder / "spool",
+        "SlurmctldPidFile": folder / "ctld.pid", "SlurmdPidFile": folder / "d.pid",
+        "SlurmctldLogFile": folder / "ctld.log", "SlurmdLogFile": folder / "d.log",
+        "ProctrackType": "proctrack/linuxproc", "TaskPlugin": "task/none", "SelectType": "select/cons_tres",
+        "SelectTypeParameters": "CR_Core", "GresTypes": "gpu",
+    }  # fmt: skip
+    text = "".join(f"{key}={value}\n" for key, value in lines.items())
+    text += f"NodeName={host} CPUs=1 Gres=gpu:8 State=UNKNOWN\nPartitionName=all Nodes={host} Default=YES State=UP\n"
+    conf = folder / "slurm.conf"
+    conf.write_text(text)
+    (folder / "state").mkdir()
+    env = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "SLURM_CONF": str(conf)}
+    daemons = [
+        subprocess.Popen(
+            [name, "-D", "-f", str(conf)], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        for name in ("slurmctld", "slurmd")
+    ]
+    try:
+        for _ in range(60):
+            state = subprocess.run(
+                ["sinfo", "-h", "-o", "%T"], env=env, capture_output=True, text=True, check=False
+            )
+            if state.stdout.strip().startswith("idle"):
+                break
+            time.sleep(0.5)
+        else:
+            pytest.skip(
+                f"NOT RUN: the one-node Slurm did not come up ({state.stdout.strip() or state.stderr.strip()})"
+            )
+        yield env
+    finally:
+        for daemon in reversed(daemons):
+            daemon.terminate()
+            daemon.wait(timeout=20)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.mark.skipif(
+    not SLURM, reason="NOT RUN: no Slurm daemons here (apt-get install slurm-wlm), or not root"
+)
+@pytest.mark.parametrize("target", ["megatron", "torchtitan"])
+def test_slurm_takes_and_runs_the_script(target: str, tmp_path: Path, slurm: dict[str, str]) -> None:
+    """``sbatch --test-only``, then a real job of one node with a torchrun that only prints."""
+    folder = tmp_path / "a folder"
+    folder.mkdir()
+    launch = one_node(target)
+    for name, text in launch.files.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    tested = subprocess.run(
+        ["sbatch", "--test-only", "job.sbatch"],
+        cwd=folder,
+        env=slurm,
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    assert "Invalid" not in done.stderr, done.stderr
+    assert tested.returncode == 0, tested.stderr
+    bin_folder = tmp_path / "bin"
+    bin_folder.mkdir()
+    fake = bin_folder / "torchrun"
+    fake.write_text('#!/bin/bash\nprintf "%s\\n" "$@"\necho "rank $NODE_RANK of $NNODES"\n')
+    fake.chmod(0o755)
+    env = {**slurm, "PATH": f"{bin_folder}:{slurm['PATH']}", "HOME": str(tmp_path)}
+    done = subprocess.run(
+        ["sbatch", "--wait", "--parsable", "job.sbatch"],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    (log,) = folder.glob("*.log")
+    assert "rank 0 of 1" in log.read_text()
+    assert "--nproc-per-node\n8\n" in log.read_text()
+
+
+def one_node(target: str) -> Launch:
+    """A launch for one node of eight GPUs."""
+    setting = Setting(preset("llama-3.1-8b"), cluster_of("h100-sxm", 8), Workload(seq=8192, gbs=64))
+    return export(Job(setting=setting, plan=Plan(tp=2, dp=4, sharding=Sharding.ZERO2)), target, "slurm")
 
 
 def test_jobset_manifest() -> None:
