@@ -55,7 +55,6 @@ moe | Plan(pp=2, dp=2, ep=2)
 """.strip().splitlines()
 EIGHT = """
 dense | Plan(pp=2, dp=2, cp=2, vp=2, schedule=Schedule.DUALPIPE_V)
-dense | Plan(dp=2, cp=2, tp=2, sharding=Sharding.ZERO3)
 moe | Plan(pp=2, dp=2, tp=2, ep=4)
 """.strip().splitlines()
 

@@ -85,7 +85,8 @@ def _interval(ordered: list[float]) -> tuple[float, float]:
     """Order statistics that hold the median with 95 % confidence (binomial, normal approximation)."""
     n = len(ordered)
     half = 1.96 * math.sqrt(n) / 2
-    return ordered[max(int(n / 2 - half), 0)], ordered[min(math.ceil(n / 2 + half), n - 1)]
+    at = max(int(n / 2 - half), 0)
+    return ordered[at], ordered[n - 1 - at]
 
 
 def _peak(results: list[Result]) -> int:

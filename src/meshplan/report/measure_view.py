@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+from meshplan.measure.results import Result
+from meshplan.measure.summary import Measured
 from meshplan.model.model import Model
 from meshplan.plan.plans import Plan
 from meshplan.plan.workload import Workload
-from meshplan.report.parts import wrap
+from meshplan.report.parts import bars, step_time, wrap
 from meshplan.report.screen import Screen
 from meshplan.report.table import Column, table
+from meshplan.report.trace_view import compare
+from meshplan.trace.breakdown import read_traces
 from meshplan.units import format_bytes
 
 SCHEMA_VERSION = 1
@@ -169,3 +175,109 @@ def _off(value: float | None) -> str:
     if value is None:
         return "–"
     return "0" if value == 0 else f"{value:+.1%}"
+
+
+# ── measured runs ────────────────────────────────────────────────────────────────────────────────
+
+
+def measured_data(
+    found: Sequence[Measured], results: Sequence[Result], priced: Mapping[str, Any], folder: Path
+) -> dict[str, Any]:
+    """Plans by measured step time, each with its estimate and, where it was profiled, its parts."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "folder": str(folder),
+        "versions": next((dict(r.versions) for r in results if r.versions), {}),
+        "hosts": sorted({h for r in results for h in r.hosts}),
+        "plans": [_measured(m, priced.get(m.key), folder) for m in found],
+    }
+
+
+def _measured(m: Measured, estimate: Mapping[str, Any] | None, folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        k: None if isinstance(v, float) and math.isnan(v) else v for k, v in asdict(m).items()
+    }
+    found["estimate"] = estimate
+    traces = sorted((folder / m.folder).glob("trace-*.json.gz")) if m.outcome == "ok" else []
+    if traces:
+        parts = read_traces(traces)
+        whole = sum(parts.average().values())
+        # Shares from the profile, seconds from the steps that were not profiled.
+        scale = m.step_s / whole
+        found["parts"] = {k: v * scale for k, v in parts.average().items()}
+        found["ranks"] = [
+            {"rank": r, "parts": {k: v * scale for k, v in parts.of_rank(r).items()}} for r in parts.ranks
+        ]
+        found["waited_s"] = sum(c.waited_s for c in parts.calls) / max(len(parts.steps), 1) * scale
+        if estimate is not None:
+            found["against"] = compare(found["parts"], estimate)
+    return found
+
+
+def measured_text(data: Mapping[str, Any], screen: Screen) -> str:
+    """The same as tables."""
+    return screen.text("\n".join(_measured_lines(data, screen)) + "\n")
+
+
+def _measured_lines(data: Mapping[str, Any], screen: Screen) -> Iterator[str]:
+    plans = data["plans"]
+    ran = [p for p in plans if p["outcome"] == "ok"]
+    versions = ", ".join(f"{k} {v}" for k, v in data["versions"].items())
+    yield screen.bold(f"{len(ran)} of {len(plans)} plans ran on {', '.join(data['hosts']) or 'no host'}")
+    if versions:
+        yield from wrap(versions, screen.width)
+    if ran:
+        yield ""
+        yield from table(_ran_columns(ran), screen.width)
+        yield from wrap(
+            "range: of the rounds' medians and the 95 % interval of the median; plans whose ranges overlap"
+            " share a rank",
+            screen.width,
+        )
+    for p in ran:
+        if p["outliers"]:
+            yield f"{p['label']}: {p['outliers']} of {p['steps']} steps are outliers"
+        if p["reason"]:
+            yield f"{p['label']}: {p['reason']}"
+    for p in plans:
+        if p["outcome"] != "ok":
+            yield from wrap(f"{p['label']}: {p['outcome']}: {p['reason']}", screen.width)
+    for p in ran:
+        yield from _parts_lines(p, screen)
+
+
+def _ran_columns(ran: Sequence[Mapping[str, Any]]) -> list[Column]:
+    whole = max(p["step_s"] for p in ran)
+    columns = [
+        Column(title="#", cells=[f"{p['rank']}{'=' if p['tied'] else ' '}" for p in ran], right=True),
+        Column(title="plan", cells=[p["label"] for p in ran]),
+        Column(title="step", cells=[step_time(p["step_s"], whole) for p in ran], right=True),
+        Column(
+            title="range",
+            cells=[f"{step_time(p['low'], whole)} – {step_time(p['high'], whole)}" for p in ran],
+            right=True,
+            priority=1,
+        ),
+        Column(title="spread", cells=[f"{p['variation']:.1%}" for p in ran], right=True, priority=2),
+        Column(title="peak", cells=[format_bytes(p["peak_bytes"]) for p in ran], right=True, priority=3),
+    ]
+    if any(p["estimate"] for p in ran):
+        said = [p["estimate"]["step_s"] for p in ran]
+        off = [e / p["step_s"] - 1 for e, p in zip(said, ran, strict=True)]
+        columns += [
+            Column(title="estimated", cells=[step_time(e, whole) for e in said], right=True),
+            Column(title="off", cells=[f"{o:+.0%}" for o in off], right=True),
+        ]
+    return columns
+
+
+def _parts_lines(plan: Mapping[str, Any], screen: Screen) -> Iterator[str]:
+    if "parts" not in plan:
+        return
+    yield ""
+    yield screen.bold(f"{plan['label']}: a step of {step_time(plan['step_s'])}, shares from the profile")
+    yield from bars(plan["parts"], lambda v: step_time(v, plan["step_s"]))
+    if plan["waited_s"] > 0.005 * plan["step_s"]:
+        yield f"  of all transfers, {step_time(plan['waited_s'], plan['step_s'])} waited for another rank"
+    if "against" in plan:
+        yield from wrap("  " + plan["against"]["sentence"], screen.width)

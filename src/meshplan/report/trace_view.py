@@ -51,17 +51,17 @@ def trace_data(found: Breakdown, against: Mapping[str, Any] | None = None) -> di
         "stragglers": [{"rank": r, "slower": by} for r, by in found.stragglers()],
     }  # fmt: skip
     if against is not None:
-        data["against"] = compare(found, against)
+        data["against"] = compare(found.average(), against)
     return data
 
 
-def compare(found: Breakdown, estimate: Mapping[str, Any]) -> dict[str, Any]:
-    """Measured and estimated seconds by what both name; ``estimate``: what ``meshplan estimate --json`` prints.
+def compare(parts: Mapping[str, float], estimate: Mapping[str, Any]) -> dict[str, Any]:
+    """Measured and estimated seconds by what both name; ``estimate`` as ``meshplan estimate --json`` prints.
 
     Waiting for another stage (bubble, imbalance) shows in a trace as point-to-point time: both are ``pp``.
     """
     seen: dict[str, float] = {}
-    for name, value in found.average().items():
+    for name, value in parts.items():
         key = name.split(" ")[0]
         key = _OF_GROUP.get(key, key)
         seen[key] = seen.get(key, 0.0) + value

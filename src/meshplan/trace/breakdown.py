@@ -151,12 +151,19 @@ def _layers(trace: RankTrace) -> list[tuple[str, Spans]]:
     layers = [(k, trace.compute[prefix + k].spans()) for k in COMPUTE if prefix + k in trace.compute]
     by_name: dict[str, list[Spans]] = {}
     for call, calls in trace.calls.items():
-        name = f"{call.dim} p2p" if call.kind in P2P else f"{call.dim} {call.kind.replace('_', '-')}"
+        name = _name(call)
         by_name.setdefault(name, []).append(np.stack([np.array(calls.starts), np.array(calls.ends)], axis=1))
     transfers = sorted(by_name, key=lambda n: (n.endswith("p2p"), n))
     layers += [(name, union(np.concatenate(by_name[name]))) for name in transfers]
     copies = trace.copies.spans()
     return [*layers, *([("copies", copies)] if len(copies) else [])]
+
+
+def _name(call: Call) -> str:
+    """What a transfer is counted as; a barrier moves nothing, whatever its group."""
+    if call.kind == "barrier":
+        return "barrier"
+    return f"{call.dim} p2p" if call.kind in P2P else f"{call.dim} {call.kind.replace('_', '-')}"
 
 
 def _calls(traces: Mapping[int, RankTrace]) -> list[CallRow]:

@@ -40,7 +40,7 @@ class TraceFile:
                 reader = _Reader(stream)
                 try:
                     yield from self._top(reader, where)
-                except _Ended:
+                except _EndedError:
                     self.cut = True
         except (EOFError, zlib.error, gzip.BadGzipFile):
             self.cut = True
@@ -81,7 +81,7 @@ class TraceFile:
         reader.skip()
 
 
-class _Ended(Exception):
+class _EndedError(Exception):
     """The text ended inside a value."""
 
 
@@ -106,7 +106,7 @@ class _Reader:
             if self.at < len(self.buffer):
                 return self.buffer[self.at]
             if not self.more():
-                raise _Ended
+                raise _EndedError
 
     def skip(self) -> None:
         self.at += 1
@@ -122,7 +122,7 @@ class _Reader:
                 if held > MOST_EVENT:
                     raise InputError(f"{where} is not valid JSON: {error.msg}") from None
                 if not self.more():
-                    raise _Ended from None
+                    raise _EndedError from None
             except RecursionError:
                 raise InputError(f"{where} is nested too deeply") from None
             else:
