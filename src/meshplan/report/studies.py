@@ -122,8 +122,10 @@ def _is_large(ranking: Ranking) -> bool:
 
 def candidates(space: Space, setting: Setting) -> int:
     """How many plans a search of ``space`` enumerates."""
-    sizes = [len(values) for values in space.values(setting).values()]
-    return prod(sizes) * len(space.schedule) * len(space.sharding) * len(space.recompute)
+    sizes = {name: len(values) for name, values in space.values(setting).items()}
+    for name in ("schedule", "sharding", "recompute"):
+        sizes.setdefault(name, len(getattr(space, name) or (1,)))
+    return prod(sizes.values())
 
 
 def around_plan(plan: Plan, space: Space) -> Space:

@@ -30,7 +30,7 @@ from meshplan.web import actions, views
 from meshplan.web.answer import error_answer
 from meshplan.web.asked import Visit
 from meshplan.web.desk import Desk, StoppedError
-from meshplan.web.guard import LOOPBACK, Guard
+from meshplan.web.guard import LOOPBACK, Guard, TooLargeError
 from meshplan.web.jobs import BusyError
 from meshplan.web.pages import page_css, plain_page
 from meshplan.web.question import START, Address
@@ -120,6 +120,8 @@ def _failure(error: Exception, visit: Visit) -> tuple[int, str]:
     """Status and sentence of what went wrong; what nobody foresaw is logged and is not the server's end."""
     words = visit.words
     match error:
+        case TooLargeError():
+            return 413, str(error)
         case MeshplanError():
             return 422, str(error)
         case BusyError():

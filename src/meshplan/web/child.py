@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -27,39 +26,38 @@ MEMORY_BYTES = 3 << 30
 EVERY_S = 0.1
 
 
-@dataclass(kw_only=True, slots=True)
 class Watched:
-    """A cost model that tells how far the search is; ``tp`` varies slowest, so its value is the measure."""
+    """A cost model that tells how far the search is; ``tp`` varies slowest, so its value is the measure.
 
-    inner: CostModel
-    values: tuple[int, ...]
-    tell: Connection
-    priced: int = 0
-    last: float = field(default_factory=time.monotonic)
+    In everything else, also what a cost model may have beyond the protocol, it is what it watches.
+    """
+
+    def __init__(self, inner: CostModel, values: tuple[int, ...], tell: Connection) -> None:
+        self._inner, self._values, self._tell = inner, values, tell
+        self._priced = 0
+        self._last = time.monotonic()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
 
     @property
     def name(self) -> str:
         """The name of what is watched."""
-        return self.inner.name
-
-    @property
-    def rules(self) -> Any:
-        """The rules of what is watched."""
-        return getattr(self.inner, "rules", ())
+        return self._inner.name
 
     def price(self, model: Model, cluster: Cluster, workload: Workload, plans: Plans) -> Costs:
         """The price of every plan, and a word on the pipe now and then."""
-        costs = self.inner.price(model, cluster, workload, plans)
-        self.priced += len(plans)
+        costs = self._inner.price(model, cluster, workload, plans)
+        self._priced += len(plans)
         now = time.monotonic()
-        if len(plans) and now - self.last >= EVERY_S:
-            self.last = now
-            self.tell.send(("progress", self._share(plans.tp), self.priced))
+        if len(plans) and now - self._last >= EVERY_S:
+            self._last = now
+            self._tell.send(("progress", self._share(plans.tp), self._priced))
         return costs
 
     def _share(self, tp: Ints) -> float:
-        done = sum(1 for value in self.values if value < int(tp[-1]))
-        return done / max(len(self.values), 1)
+        done = sum(1 for value in self._values if value < int(tp[-1]))
+        return done / max(len(self._values), 1)
 
 
 def run(asked: Asked, tell: Connection) -> None:
@@ -71,7 +69,7 @@ def run(asked: Asked, tell: Connection) -> None:
     try:
         setting = (asked.model, asked.cluster, asked.workload)
         values = asked.space.tp or _divisors(asked.cluster.gpus)
-        watched = Watched(inner=asked.cost_model, values=values, tell=tell)
+        watched = Watched(asked.cost_model, values, tell)
         tell.send(("done", search(*setting, space=asked.space, cost_model=watched, keep=KEEP)))
     except MeshplanError as error:
         tell.send(("error", str(error)))

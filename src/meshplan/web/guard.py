@@ -14,6 +14,8 @@ from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
+from meshplan.errors import InputError
+
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -73,9 +75,9 @@ class Guard:
                 await _answer(out, *refusal)
             else:
                 await self.app(scope, _limited(receive), out)
-        except _TooLarge:
+        except TooLargeError as error:
             if not started:
-                await _answer(out, 413, f"a request may hold {MOST_BODY:,} bytes at most", [])
+                await _answer(out, 413, str(error), [])
         except Exception:  # one request's bug is not the server's end
             log.exception("%s %s", scope["method"], scope["path"])
             if not started:
@@ -109,8 +111,11 @@ class Guard:
         return 303, "", [(b"location", where.encode("latin-1")), (b"set-cookie", cookie.encode())]
 
 
-class _TooLarge(Exception):  # noqa: N818 (not an error of ours: it never leaves this file)
-    pass
+class TooLargeError(InputError):
+    """A request's body is larger than ``MOST_BODY``."""
+
+    def __init__(self) -> None:
+        super().__init__(f"a request may hold {MOST_BODY:,} bytes at most")
 
 
 def _limited(receive: Receive) -> Receive:
@@ -122,7 +127,7 @@ def _limited(receive: Receive) -> Receive:
         message = await receive()
         got += len(message.get("body", b""))
         if got > MOST_BODY:
-            raise _TooLarge
+            raise TooLargeError
         return message
 
     return counted

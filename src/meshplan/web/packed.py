@@ -35,8 +35,8 @@ def unpack(packed: str, what: str) -> str:
         text = engine.decompress(data, MOST_BYTES + 1)
         if len(text) > MOST_BYTES:
             raise InputError(f"{what} has more than {MOST_BYTES:,} bytes")
-        if not engine.eof:
-            raise InputError(f"{what} in this address is cut short")
+        if not engine.eof or engine.unused_data:
+            raise InputError(f"{what} in this address is cut short or has more behind it")
         return text.decode()
     except (binascii.Error, zlib.error, UnicodeDecodeError, ValueError) as error:
         raise InputError(f"{what} in this address cannot be read: {type(error).__name__.lower()}") from None

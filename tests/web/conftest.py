@@ -1,0 +1,54 @@
+"""What the tests of the page share: the page as a process of its own, as people start it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import IO
+
+import pytest
+
+
+class Server:
+    """``meshplan serve`` in a process of its own."""
+
+    def __init__(self, *more: str) -> None:
+        self.said: list[str] = []
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "meshplan", "serve", "--port", "0", *more], stderr=subprocess.PIPE, text=True
+        )
+        assert self.process.stderr is not None
+        self.url = self._address(self.process.stderr)
+        threading.Thread(target=self._listen, args=(self.process.stderr,), daemon=True).start()
+
+    def _address(self, stream: IO[str]) -> str:
+        for line in stream:
+            self.said.append(line)
+            found = re.search(r"http://\S+", line)
+            if found:
+                return found[0]
+        raise AssertionError(f"the server did not start: {''.join(self.said)}")
+
+    def _listen(self, stream: IO[str]) -> None:
+        self.said += stream
+
+    def stop(self) -> int:
+        """End it as Ctrl-C does; what it exits with."""
+        import signal
+
+        self.process.send_signal(signal.SIGINT)
+        try:
+            return self.process.wait(10)
+        finally:
+            self.process.kill()
+            self.process.wait()
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    found = Server()
+    yield found
+    found.stop()
