@@ -74,16 +74,16 @@ def by_hand(
     values = space.values(setting)
     removed = {rule.id: 0 for rule in rules}
     plans, count = [], 0
-    names = ("tp", "cp", "pp", *(["dp"] if "dp" in values else []), "ep", "etp", "vp")
+    names = ("tp", "cp", "pp", *(["dp"] if "dp" in values else []), "mbs", "ep", "etp", "vp")
     for degrees in itertools.product(*(values[n] for n in names)):
-        for schedule, mbs, sharding, (layers, modules) in itertools.product(
-            space.schedule, values["mbs"], space.sharding, space.recompute
+        for schedule, sharding, (layers, modules) in itertools.product(
+            space.schedule, space.sharding, space.recompute
         ):
             count += 1
             sizes = dict(zip(names, degrees, strict=True))
             dp = setting.cluster.gpus // (sizes["tp"] * sizes["cp"] * sizes["pp"])
             plan = Plan(
-                **{"dp": max(dp, 1), **sizes}, mbs=mbs, schedule=schedule, sharding=sharding,
+                **{"dp": max(dp, 1), **sizes}, schedule=schedule, sharding=sharding,
                 recompute_layers=layers, recompute_modules=modules,
             )  # fmt: skip
             wrong = broken(setting, plan, rules)

@@ -8,6 +8,13 @@ from meshplan.plan.kinds import CpKind, Recompute, Schedule, Sharding
 from meshplan.plan.plans import ALL_LAYERS, AUTO_LAYERS
 
 _WHOLE = ((0, Recompute.NONE), (ALL_LAYERS, Recompute.NONE))
+_MODULES = (
+    Recompute.NORM, Recompute.MLA_UP_PROJ, Recompute.NORM | Recompute.MLA_UP_PROJ, Recompute.MLP,
+    Recompute.MOE_ACT, Recompute.MOE_ACT | Recompute.NORM,
+    Recompute.MOE_ACT | Recompute.NORM | Recompute.MLA_UP_PROJ, Recompute.MOE,
+)  # fmt: skip
+_MEGATRON_RECOMPUTE = ((AUTO_LAYERS, Recompute.NONE), *((0, modules) for modules in _MODULES))
+"""Whole layers, as few as fit, or modules; not both."""
 _TORCH_SCHEDULES = (
     Schedule.ONE_F_ONE_B, Schedule.GPIPE, Schedule.INTERLEAVED, Schedule.LOOPED_BFS, Schedule.ZB_H1,
     Schedule.ZB_V, Schedule.DUALPIPE_V,
@@ -16,7 +23,7 @@ _FSDP = (Sharding.DDP, Sharding.ZERO2, Sharding.ZERO3)
 
 
 def framework_values(framework: str) -> dict[str, Any]:
-    """Fields of ``plan.space.Space`` that a framework limits; those left out take every sensible value.
+    """Values of ``plan.space.Space`` that a framework can express; dimensions left out are not limited.
 
     An empty table for ``any`` and for names without limits.
     """
@@ -25,11 +32,7 @@ def framework_values(framework: str) -> dict[str, Any]:
             return {
                 "schedule": (Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED),
                 "sharding": tuple(Sharding),
-                "recompute": (
-                    (AUTO_LAYERS, Recompute.NONE),
-                    *((0, m) for m in Recompute if m not in (Recompute.MLP_ACT, Recompute.OPERATORS)),
-                    (ALL_LAYERS, Recompute.NONE),
-                ),
+                "recompute": _MEGATRON_RECOMPUTE,
             }
         case "torchtitan" | "pytorch":
             return {

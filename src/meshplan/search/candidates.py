@@ -14,13 +14,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from meshplan.plan.plans import Plan, Plans
+from meshplan.plan.plans import AUTO_LAYOUT, Plan, Plans
 from meshplan.plan.rules import Rule, Setting
 from meshplan.plan.space import Space
 
 BLOCK = 1 << 16
 """Most rows joined at once; a full table of that length takes 8 MB."""
-DIMENSIONS = ("tp", "cp", "pp", "dp", "ep", "etp", "vp", "schedule", "mbs", "sharding", "recompute")
+MESH = ("tp", "cp", "pp", "dp", "mbs", "ep", "etp", "cp_kind")
+"""What layers and their transfers cost depends on these alone."""
+PIPELINE = ("vp", "schedule", "layout")
+DETAILS = ("sp", "sharding", "replicas", "recompute")
+DIMENSIONS = (*MESH, *PIPELINE, *DETAILS)
 """In the order they are joined; the first varies slowest."""
 
 Columns = Mapping[str, npt.NDArray[np.int64]]
@@ -47,94 +51,136 @@ class Funnel:
 
 
 def blocks(
-    setting: Setting, space: Space, rules: Sequence[Rule], funnel: Funnel, *, layout: int = -1
+    setting: Setting, space: Space, rules: Sequence[Rule], funnel: Funnel, *, cuts: bool = False
 ) -> Iterator[Plans]:
     """Tables of at most ``BLOCK`` valid plans, together in the order of the space's values.
 
-    ``layout`` is that of all plans: even, or ``AUTO_LAYOUT`` for a cost model that chooses. ``funnel`` is
-    complete once the iterator is exhausted.
+    ``cuts``: the cost model can cut layers over stages (``AUTO_LAYOUT``). ``funnel`` is complete once the
+    iterator is exhausted.
     """
-    join = _Join(setting, space, tuple(rules), funnel, layout)
-    funnel.candidates = prod(join.sizes)
-    funnel.removed = {rule.id: 0 for rule in rules}
-    return join.below(0, {})
+    return Join(setting, space, rules, funnel, cuts=cuts).below(0, {})
 
 
-class _Join:
-    """The nested join of all dimensions, depth first."""
+def candidates(space: Space, setting: Setting) -> int:
+    """How many plans a search of the space enumerates or rules out, whatever becomes of them."""
+    values = space.values(setting)
+    return prod(len(values.get(name, (1,))) for name in DIMENSIONS)
+
+
+class Join:
+    """The nested join of all dimensions, depth first. ``values`` are those of every dimension."""
 
     def __init__(
-        self, setting: Setting, space: Space, rules: tuple[Rule, ...], funnel: Funnel, layout: int
+        self, setting: Setting, space: Space, rules: Sequence[Rule], funnel: Funnel, *, cuts: bool = False
     ) -> None:
-        self.setting, self.space, self.funnel, self.layout = setting, space, funnel, layout
-        self.values = _values(setting, space)
+        self.setting, self.space, self.funnel = setting, space, funnel
+        self.values = _values(setting, space, cuts=cuts)
         self.sizes = [len(self.values[name]) for name in DIMENSIONS]
+        funnel.candidates = prod(self.sizes)
+        funnel.removed = {rule.id: 0 for rule in rules}
+        self.defaults = dict(_DEFAULTS)
         joined = {name: level for level, name in enumerate(DIMENSIONS)}
+        if len(self.values["layout"]) == 1:  # known from the start: rules about layers need not wait
+            self.defaults["layout"] = self.values["layout"]
+            joined["layout"] = 0
         joined["recompute_layers"] = joined["recompute_modules"] = joined.pop("recompute")
-        depths = [max((joined.get(column, 0) for column in rule.columns), default=0) for rule in rules]
+        depths = [max((joined[column] for column in rule.columns), default=0) for rule in rules]
         self.rules = [
             [(i, rule) for i, rule in enumerate(rules) if depths[i] == level]
             for level in range(len(DIMENSIONS))
         ]
 
-    def below(self, level: int, columns: Columns) -> Iterator[Plans]:
-        """Join every dimension from ``level`` on to these rows."""
-        if level == len(DIMENSIONS):
-            yield self._table(columns)
+    def below(
+        self,
+        level: int,
+        columns: Columns,
+        *,
+        stop: int = len(DIMENSIONS),
+        only: Mapping[str, npt.NDArray[np.int64]] | None = None,
+    ) -> Iterator[Plans]:
+        """Join every dimension from ``level`` up to ``stop`` to these rows.
+
+        ``only``: values to use for some dimensions instead of all; what rules remove is then not counted.
+        """
+        if level == stop:
+            yield self.table(columns)
             return
         rows = len(next(iter(columns.values()))) if columns else 1
         at_once = max(BLOCK // self.sizes[level], 1)
         for start in range(0, rows, at_once):
             part = {name: column[start : start + at_once] for name, column in columns.items()}
-            kept = self._filter(level, self._join(level, part, min(at_once, rows - start)))
+            kept = self._filter(
+                level, self._join(level, part, min(at_once, rows - start), only), only is None
+            )
             if len(next(iter(kept.values()))):
-                yield from self.below(level + 1, kept)
+                yield from self.below(level + 1, kept, stop=stop, only=only)
 
-    def _join(self, level: int, part: Columns, rows: int) -> Columns:
+    def rest(self, level: int) -> int:
+        """Candidates below one row of the dimensions before ``level``."""
+        return prod(self.sizes[level:])
+
+    def table(self, columns: Columns) -> Plans:
+        """These columns as plans, the others at their defaults."""
+        rows = len(next(iter(columns.values())))
+        whole = {name: columns.get(name, row) for name, row in self.defaults.items()}
+        full = {name: np.broadcast_to(column, (rows,)) for name, column in whole.items()}
+        return Plans(**full, layouts=(), order=self.space.order)
+
+    def _join(self, level: int, part: Columns, rows: int, only: Columns | None) -> Columns:
         name = DIMENSIONS[level]
         if name == "dp" and self.space.dp is None:  # what the others leave
             ranks = part["tp"].astype(np.float64) * part["cp"] * part["pp"]
             return {**part, "dp": np.maximum(self.setting.cluster.gpus // ranks, 1).astype(np.int64)}
-        values = self.values[name]
+        values = (only or {}).get(name, self.values[name])
         grown = {column: np.repeat(array, len(values)) for column, array in part.items()}
         if name != "recompute":
             return {**grown, name: np.tile(values, rows)}
         layers, modules = np.tile(values, (rows, 1)).T
         return {**grown, "recompute_layers": layers, "recompute_modules": modules}
 
-    def _filter(self, level: int, columns: Columns) -> Columns:
+    def _filter(self, level: int, columns: Columns, counted: bool) -> Columns:
+        if not self.rules[level]:
+            return columns
+        plans = self.table(columns)
         for position, rule in self.rules[level]:
-            plans = self._table(columns)
             passed = rule.passes(self.setting, plans)
             if not passed.all():
-                self._count(level, position, rule, plans.take(~passed))
+                if counted:
+                    self._count(level, position, rule, plans, passed)
                 columns = {name: column[passed] for name, column in columns.items()}
+                plans = self.table(columns)
         return columns
 
-    def _count(self, level: int, position: int, rule: Rule, failed: Plans) -> None:
-        if not len(failed):
+    def _count(
+        self, level: int, position: int, rule: Rule, plans: Plans, passed: npt.NDArray[np.bool_]
+    ) -> None:
+        gone = np.flatnonzero(~passed)
+        self.funnel.removed[rule.id] += len(gone) * self.rest(level + 1)
+        best, depth = self.funnel.example, (level, position)
+        if best is not None and (depth < best.depth or (rule.demand is None and depth == best.depth)):
             return
-        self.funnel.removed[rule.id] += len(failed) * prod(self.sizes[level + 1 :])
-        demand = np.zeros(1, dtype=np.int64) if rule.demand is None else rule.demand(self.setting, failed)
-        least = int(np.argmin(demand))
-        best = self.funnel.example
-        depth = (level, position)
-        if best is None or (best.depth, -best.demand) < (depth, -int(demand[least])):
-            self.funnel.example = Example(
-                rule=rule, plan=failed[least], depth=depth, demand=int(demand[least])
-            )
-
-    def _table(self, columns: Columns) -> Plans:
-        plans = Plans.from_columns(columns, order=self.space.order)
-        return plans if self.layout == -1 else plans.replace(layout=np.full(len(plans), self.layout))
+        least, demand = int(gone[0]), 0
+        if rule.demand is not None:
+            asked = rule.demand(self.setting, plans)[gone]
+            least, demand = int(gone[int(np.argmin(asked))]), int(asked.min())
+        if best is None or (best.depth, -best.demand) < (depth, -demand):
+            self.funnel.example = Example(rule=rule, plan=plans[least], depth=depth, demand=demand)
 
 
-def _values(setting: Setting, space: Space) -> dict[str, Any]:
-    degrees = {name: np.array(v, dtype=np.int64) for name, v in space.values(setting).items()}
+_DEFAULTS = {
+    name: getattr(Plans.of(Plan()), name)
+    for name in Plans.__dataclass_fields__
+    if name not in ("layouts", "order")
+}
+"""One row of every column."""
+
+
+def _values(setting: Setting, space: Space, *, cuts: bool) -> dict[str, Any]:
+    values = dict(space.values(setting))
+    codes = [AUTO_LAYOUT if cuts and layout == "auto" else -1 for layout in values.pop("layout")]
+    found = {name: np.array(v, dtype=np.int64) for name, v in values.items()}
     return {
         "dp": np.ones(1, dtype=np.int64),
-        **degrees,
-        "schedule": np.array(space.schedule, dtype=np.int64),
-        "sharding": np.array(space.sharding, dtype=np.int64),
-        "recompute": np.array(space.recompute, dtype=np.int64),
+        **found,
+        "layout": np.array(tuple(dict.fromkeys(codes)), dtype=np.int64),
     }

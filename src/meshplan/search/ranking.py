@@ -67,7 +67,7 @@ class Ranking:
     """The feasible plans, fastest first, as priced by ``cost_model``.
 
     Plans whose step times agree to one part in 10^9 stand in the order of the space's values (smaller
-    tp first, then cp, pp, ep, etp, vp, mbs …).
+    tp first, then cp, pp, mbs, ep, etp, vp …).
     """
 
     model: Model

@@ -11,7 +11,7 @@ from meshplan.cluster.cluster import Cluster
 from meshplan.cost.costs import Bools, CostModel, Costs, Floats
 from meshplan.cost.models import cost_model_named
 from meshplan.model.model import Model
-from meshplan.plan.plans import AUTO_LAYOUT, Ints, Plans
+from meshplan.plan.plans import Ints, Plans
 from meshplan.plan.rules import RULES, Rule, Setting
 from meshplan.plan.space import Space
 from meshplan.plan.workload import Workload
@@ -53,8 +53,8 @@ def search(
     rules = _rules(cost_model, space) if rules is None else tuple(rules)
     funnel = Funnel()
     best = _Best(keep, _empty(cluster, space))
-    layout = AUTO_LAYOUT if getattr(cost_model, "chooses_layouts", False) else -1
-    for plans in blocks(setting, space, rules, funnel, layout=layout):
+    cuts = bool(getattr(cost_model, "chooses_layouts", False))
+    for plans in blocks(setting, space, rules, funnel, cuts=cuts):
         best.add(cost_model.price(model, cluster, workload, plans))
     ranking = Ranking(
         model=model,
