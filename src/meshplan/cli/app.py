@@ -43,6 +43,7 @@ COMMANDS = (
     Command(
         "read", "meshplan.cli.read:app", "Read a launch script: what it will do, and what would be better."
     ),
+    Command("mfu", "meshplan.cli.mfu:app", "Say what a measured speed is as MFU, by convention."),
     Command("models", "meshplan.cli.models:app", "List model presets; show what a model is made of."),
     Command("gpus", "meshplan.cli.gpus:app", "List GPU presets; show one with the source of each number."),
     Command("mesh", "meshplan.cli.mesh:app", "Which ranks form which group, drawn with node boundaries."),

@@ -3,7 +3,7 @@
 import json
 import sys
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import cyclopts
 from cyclopts import Group, Parameter
@@ -12,6 +12,7 @@ from meshplan.cli.flags import ClusterFlags, Order, SpaceFlags, WorkloadFlags
 from meshplan.cli.help import HelpFormatter
 from meshplan.cli.options import Json, OptionalCount, option, read_degree, read_kind, read_recompute
 from meshplan.cli.question import Question, question
+from meshplan.cli.run_flags import RunFlags
 from meshplan.cost.full.explain import Explanation, explain
 from meshplan.cost.full.model import FullModel
 from meshplan.cost.full.stack import load_stack
@@ -109,6 +110,7 @@ def estimate(
     cluster: ClusterFlags | None = None,
     workload: WorkloadFlags | None = None,
     plan: PlanFlags | None = None,
+    run: RunFlags | None = None,
     stack: Annotated[str, Parameter(metavar="NAME")] = STACK,
     detail: Annotated[Literal["summary", "memory", "time", "all"], Parameter(metavar="NAME")] = "summary",
     json_: Json = False,
@@ -139,17 +141,32 @@ def estimate(
     found = explain(
         full, asked.model, asked.cluster, asked.workload, chosen, order=flags.order or DEFAULT_ORDER
     )
+    text, more = _whole_run(found, asked, run)
     if json_:
-        data = estimate_data(found, asked.model, asked.cluster, asked.workload)
+        data = estimate_data(found, asked.model, asked.cluster, asked.workload) | more
         print(json.dumps(data, indent=2, allow_nan=False))
     else:
         view: Detail = detail
-        sys.stdout.write(estimate_text(found, asked.model, asked.cluster, asked.workload, Screen.of(), view))
+        screen = Screen.of()
+        sys.stdout.write(estimate_text(found, asked.model, asked.cluster, asked.workload, screen, view))
+        sys.stdout.write(text)
     if bool(found.costs.fits[0]):
         return 0
     if not json_:
         print(f"error: {too_much(found)}", file=sys.stderr)
     return DOES_NOT_FIT
+
+
+def _whole_run(found: Explanation, asked: Question, run: RunFlags | None) -> tuple[str, dict[str, Any]]:
+    """What ``--tokens`` adds: text, and a key of the JSON."""
+    if run is None or run.tokens is None:
+        return "", {}
+    from meshplan.cli.studies import Studies, run_of
+    from meshplan.report.run_view import run_data, run_lines
+
+    screen = Screen.of()
+    whole = run_of(asked.model, asked.cluster, asked.workload, found.costs, run)
+    return Studies(sections=[run_lines(whole, screen)]).text(screen), {"run": run_data(whole)}
 
 
 def plan_of(flags: PlanFlags, asked: Question, *, torch: bool) -> Plan:

@@ -17,6 +17,9 @@ A complete example::
       recompute: [auto, none]
       order: tp-cp-ep-dp-pp
     cost_model: handbook              # may be left out
+    phases:                           # may be left out: a run of several, each with its own plan
+      - {name: warm-up, tokens: 252M, seq: 4096, gbs: 1024}
+      - {name: main, tokens: 2.87T, seq: 8192, gbs: 1024, plan: "tp8,pp16"}
 """
 
 from collections.abc import Callable, Mapping
@@ -39,7 +42,7 @@ from meshplan.plan.kinds import Schedule, Sharding
 from meshplan.plan.space import DEGREES
 
 SUFFIXES = (".yaml", ".yml", ".toml")
-KEYS = ("model", "cluster", "workload", "space", "cost_model")
+KEYS = ("model", "cluster", "workload", "space", "cost_model", "stack", "phases")
 WORKLOAD: Mapping[str, Callable[[str, str], Any]] = {
     "seq": read_count,
     "gbs": read_count,
@@ -66,6 +69,10 @@ class Job:
     space: Mapping[str, Any] = field(default_factory=dict)
     """Field of ``Space`` → value."""
     cost_model: str | None = None
+    stack: str | None = None
+    """Software that the full cost model assumes, for phases."""
+    phases: tuple[Mapping[str, Any], ...] = ()
+    """As they stand in the file; ``cli.phases`` reads them."""
 
     @property
     def where(self) -> str:
@@ -78,6 +85,11 @@ def is_job_file(text: str) -> bool:
     return text.lower().endswith(SUFFIXES)
 
 
+def is_phased(text: str) -> bool:
+    """Whether this is a job file with phases."""
+    return is_job_file(text) and bool(load_job(text).phases)
+
+
 def load_job(path: str) -> Job:
     """The job that a file describes; raises ``InputError`` with file, place and nearest known key."""
     where = f"job file '{path}'"
@@ -86,13 +98,16 @@ def load_job(path: str) -> Job:
     )
     _check_keys(table, KEYS, where)
     model, cluster = table.get("model"), table.get("cluster")
-    for key in ("model", "cost_model"):
+    for key in ("model", "cost_model", "stack"):
         if table.get(key) is not None and not isinstance(table[key], str):
             raise InputError(f"{where}: {key} must be a name, not {shown(table[key])}")
     if cluster is not None and not isinstance(cluster, str | Mapping):
         raise InputError(
             f"{where}: cluster must be a table or the path of a cluster file, not {shown(cluster)}"
         )
+    phases = table.get("phases") or []
+    if not isinstance(phases, list) or not all(isinstance(phase, Mapping) for phase in phases):
+        raise InputError(f"{where}: phases must be a list of tables, one for each phase")
     folder = Path(path).parent
     if isinstance(model, str) and model.startswith("."):
         model = str(folder / model)
@@ -103,6 +118,8 @@ def load_job(path: str) -> Job:
         workload=_section(table, "workload", WORKLOAD, where),
         space=_section(table, "space", SPACE, where),
         cost_model=table.get("cost_model"),
+        stack=table.get("stack"),
+        phases=tuple(phases),
     )
 
 

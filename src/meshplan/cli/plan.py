@@ -3,14 +3,16 @@
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import cyclopts
 from cyclopts import Parameter
 
 from meshplan.cli.flags import ClusterFlags, SpaceFlags, WorkloadFlags
+from meshplan.cli.job import is_phased
 from meshplan.cli.options import Count, Format, Json
-from meshplan.cli.question import question
+from meshplan.cli.question import Question, question
+from meshplan.cli.run_flags import RunFlags, StudyFlags
 from meshplan.cost.models import COST_MODELS, DEFAULT
 from meshplan.errors import InputError
 from meshplan.report.plan_rows import flat, ranking_data
@@ -35,6 +37,8 @@ def plan(
     cluster: ClusterFlags | None = None,
     workload: WorkloadFlags | None = None,
     space: SpaceFlags | None = None,
+    study: StudyFlags | None = None,
+    run: RunFlags | None = None,
     cost_model: Annotated[str | None, Parameter(metavar="NAME", help=PRICED_BY)] = None,
     top: Count = 10,
     format_: Annotated[Format, Parameter(name="--format", metavar="NAME")] = "table",
@@ -52,6 +56,7 @@ def plan(
     model
         A preset (see `meshplan models`), a config.json or its folder, a name in the Hugging Face
         cache, or a job file (.yaml, .toml) with model, cluster, workload and space. Flags win over it.
+        A job file with phases gets a plan for each phase.
     top
         Plans shown.
     format_
@@ -63,6 +68,12 @@ def plan(
     download
         Fetch the config.json of an unknown model from the Hugging Face hub.
     """
+    if is_phased(model):
+        from meshplan.cli.phases import plan_job
+
+        return plan_job(
+            model, cluster, workload, space, run, cost_model=cost_model, json_=json_, download=download
+        )
     asked = question(
         model,
         cluster or ClusterFlags(),
@@ -78,7 +89,9 @@ def plan(
     nothing = ranking.nothing
     if nothing is not None and nothing.limit == "rules":
         raise InputError(no_plan(nothing, ranking))
-    sys.stdout.write(_render(ranking, top, "json" if json_ else format_))
+    form: Format = "json" if json_ else format_
+    sections, data = _studies(asked, ranking, study or StudyFlags(), run or RunFlags(), form)
+    sys.stdout.write(_render(ranking, top, form, data) + sections)
     if html is not None or svg is not None:
         from meshplan.cli.report import write_report
         from meshplan.report.gather import report_data
@@ -86,15 +99,30 @@ def plan(
         write_report(report_data(ranking, cost_model=asked.cost_model), html=html, svg=svg)
     if nothing is None:
         return 0
-    if not json_ and format_ != "json":
+    if form != "json":
         print(f"error: {no_plan(nothing, ranking)}", file=sys.stderr)
     return NO_PLAN
 
 
-def _render(ranking: Ranking, top: int, form: Format) -> str:
+def _studies(
+    asked: Question, ranking: Ranking, study: StudyFlags, run: RunFlags, form: Format
+) -> tuple[str, dict[str, Any]]:
+    """What else was asked about the answer: text to print after it, and keys of the JSON."""
+    if study == StudyFlags() and run.tokens is None:
+        return "", {}
+    if form not in ("table", "json"):
+        raise InputError(f"--format {form} is the ranking alone; use table or json with these flags")
+    from meshplan.cli.studies import studies_of
+
+    screen = Screen.of()
+    found = studies_of(asked, ranking, study, run, screen)
+    return (found.text(screen) if form == "table" else ""), found.data
+
+
+def _render(ranking: Ranking, top: int, form: Format, data: dict[str, Any]) -> str:
     match form:
         case "json":
-            return json.dumps(ranking_data(ranking, top), indent=2, allow_nan=False) + "\n"
+            return json.dumps(ranking_data(ranking, top) | data, indent=2, allow_nan=False) + "\n"
         case "csv":
             rows = [flat(plan) for plan in ranking_data(ranking, top)["plans"]]
             return csv_text(list(rows[0]), [list(row.values()) for row in rows]) if rows else ""

@@ -50,6 +50,8 @@ class Transition:
     kind: Kind
     changes: tuple[tuple[str, int, int], ...]
     """Fields of the plan with the old and the new value."""
+    recut: bool
+    """Whether stages hold other layers than before, with the same pp and vp."""
     size_bytes: float
     """Of the checkpoint that is written and read again."""
     seconds: float
@@ -176,7 +178,9 @@ def transition(case: Case, before: PhaseResult, plan: Plan, old: Plan, restart_s
         if getattr(old, name) != getattr(plan, name)
     )
     size = checkpoint_of(model_parameters(case.model).total, case.cluster.gpus)
-    changed = {name for name, _, _ in changes} | ({"layout"} if old.layout != plan.layout else set())
+    moved = {name for name, _, _ in changes}
+    recut = old.layout != plan.layout and not moved & {"pp", "vp"}
+    changed = moved | ({"layout"} if recut else set())
     same_shards = changed <= {"cp", "dp", "mbs", "schedule", "sp"} and old.cp * old.dp == plan.cp * plan.dp
     kind: Kind = "reshard"
     if not changed:
@@ -189,6 +193,7 @@ def transition(case: Case, before: PhaseResult, plan: Plan, old: Plan, restart_s
     return Transition(
         kind=kind,
         changes=changes,
+        recut=recut,
         size_bytes=size.size_bytes if moves else 0.0,
         seconds=2 * size.transfer_s + restart_s if moves else 0.0,
     )

@@ -1,0 +1,121 @@
+"""What if: the best plan after a change beside the one before it, and what each hardware number is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from meshplan.cost.costs import Costs
+from meshplan.report.parts import step_time, wrap
+from meshplan.report.plan_rows import plan_data
+from meshplan.report.plan_view import plan_names
+from meshplan.report.screen import Screen
+from meshplan.report.table import Column, table
+from meshplan.report.why_view import binding_lines
+from meshplan.search.ranking import Ranking
+from meshplan.search.reasons_compare import Sensitivities
+from meshplan.search.what_if import WhatIf
+from meshplan.units import format_bytes
+
+
+def what_if_lines(found: WhatIf, screen: Screen) -> list[str]:
+    """Both best plans, before and after."""
+    changes = ", ".join(f"{c.name} {c.new} instead of {c.old}" for c in found.changes)
+    lines = [*wrap(f"what if: {changes}", screen.width)]
+    rows = [row for row in _rows(found) if row[2] is not None]
+    if not rows:
+        return [*lines, "no plan fits, before or after"]
+    first, *body = table(
+        [
+            Column(title="", cells=[name for name, _, _ in rows]),
+            Column(title="plan", cells=[_plan(costs) for _, _, costs in rows]),
+            Column(title="step", cells=[step_time(_step(costs)) for _, _, costs in rows], right=True),
+            Column(title="MFU", cells=[f"{_first(costs).mfu[0]:.1%}" for _, _, costs in rows], right=True),
+            Column(
+                title="tokens/s",
+                cells=[f"{tokens / _step(costs):,.0f}" for _, tokens, costs in rows],
+                right=True,
+            ),
+            Column(
+                title="memory",
+                cells=[format_bytes(float(_first(costs).memory_bytes[0])) for _, _, costs in rows],
+                right=True,
+                priority=1,
+            ),
+        ],
+        screen.width,
+    )
+    return [*lines, screen.bold(first), *body, *wrap(_verdict(found), screen.width)]
+
+
+def _rows(found: WhatIf) -> Iterator[tuple[str, int, Costs | None]]:
+    """What the plan is, the tokens of its step, and its price."""
+    before, after = found.before, found.after
+    yield "best before", before.workload.tokens, _best(before)
+    if found.old_then is not None:
+        yield "that plan after", after.workload.tokens, found.old_then
+    yield "best after", after.workload.tokens, _best(after)
+
+
+def _best(ranking: Ranking) -> Costs | None:
+    return ranking.costs.take(slice(0, 1)) if len(ranking) else None
+
+
+def _first(costs: Costs | None) -> Costs:
+    assert costs is not None
+    return costs
+
+
+def _step(costs: Costs | None) -> float:
+    return float(_first(costs).step_s[0])
+
+
+def _plan(costs: Costs | None) -> str:
+    plans = _first(costs).plans
+    return " ".join(plan_names(plans, plans.order)[0].split())
+
+
+def _verdict(found: WhatIf) -> str:
+    before, after = _best(found.before), _best(found.after)
+    if after is None:
+        return "no plan fits then"
+    if before is None:
+        return "no plan fitted before"
+    rate_before = found.before.workload.tokens / _step(before)
+    rate = found.after.workload.tokens / _step(after) / rate_before
+    per_gpu = rate * found.before.cluster.gpus / found.after.cluster.gpus
+    text = f"{rate:.2f} × the tokens a second"
+    if found.before.cluster.gpus != found.after.cluster.gpus:
+        text += f", {per_gpu:.2f} × a GPU"
+    same = found.old_then is not None and _step(found.old_then) <= _step(after) * (1 + 1e-9)
+    if same:
+        return f"{text}; the best plan stays the best"
+    if found.old_then is None:
+        return f"{text}; the best plan of before is not possible then"
+    fits = bool(found.old_then.fits[0])
+    if not fits:
+        return f"{text}; the best plan of before does not fit any more"
+    gain = 1 - _step(after) / _step(found.old_then)
+    return f"{text}; the new best plan's step is {gain:.1%} shorter than that of the old one"
+
+
+def what_if_data(found: WhatIf) -> dict[str, Any]:
+    """The same as plain data."""
+
+    def row(costs: Costs | None, ranking: Ranking) -> dict[str, Any] | None:
+        return None if costs is None else plan_data(costs, 0, ranking.workload, ranking.cluster.gpus)
+
+    return {
+        "changes": [{"name": c.name, "old": c.old, "new": c.new} for c in found.changes],
+        "before": row(_best(found.before), found.before),
+        "after": row(_best(found.after), found.after),
+        "old_plan_after": row(found.old_then, found.after),
+        "new_plan_before": row(found.new_before, found.before),
+        "feasible_before": found.before.counts.feasible,
+        "feasible_after": found.after.counts.feasible,
+    }
+
+
+def sensitivity_lines(costs: Costs, found: Sensitivities, screen: Screen) -> list[str]:
+    """What each hardware number is worth to the best plan."""
+    return ["the best plan (A):", *binding_lines(costs, found, screen)]
