@@ -9,9 +9,10 @@ import numpy as np
 
 from meshplan.cluster.cluster import Cluster
 from meshplan.cluster.profile import Profile, profile_of
-from meshplan.cost.costs import Costs
+from meshplan.cost.costs import Costs, Floats
 from meshplan.cost.full.context import Context
 from meshplan.cost.full.cut import choose_layouts
+from meshplan.cost.full.floor import floors, least_step
 from meshplan.cost.full.layers import price_layers
 from meshplan.cost.full.memory import memory_limit, peak
 from meshplan.cost.full.stack import Stack, load_stack
@@ -49,6 +50,16 @@ class FullModel:
         from meshplan.cost.full.pipeline import pipelines
 
         return pipelines(self._context(model, cluster, workload, plans, None))
+
+    def floors(
+        self, model: Model, cluster: Cluster, workload: Workload, plans: Plans
+    ) -> tuple[Floats, Floats]:
+        """Lower bounds of step time and memory for all plans on the same mesh; see ``floor.floors``."""
+        return floors(self._context(model, cluster, workload, plans, None))
+
+    def least_step(self, model: Model, cluster: Cluster, workload: Workload, costs: Costs) -> Floats:
+        """Lower bounds of step time for all plans with the same pipelines; see ``floor.least_step``."""
+        return least_step(self._context(model, cluster, workload, costs.plans, None), costs.time)
 
     def price(self, model: Model, cluster: Cluster, workload: Workload, plans: Plans) -> Costs:
         """Step time and peak memory of every plan."""
