@@ -87,7 +87,7 @@ def best_split(
             f"{len(costs)} layers cannot put {least} on each of {stages} stages{more}: "
             f"use at most {most} stages"
         )
-    fill = _Fill(items, stages, embedding, head, fewest, memory)
+    fill = Fill(items, stages, embedding, head, fewest, memory)
     equal = memory is None and mtp is None and len(set(items)) == 1
     home = rank_of_stage(stages, ranks, v_shaped=v_shaped)
     floor = 0.0
@@ -116,7 +116,7 @@ def rank_of_stage(stages: int, ranks: int, *, v_shaped: bool) -> npt.NDArray[np.
     return np.where(v_shaped & (turn % 2 == 1), ranks - 1 - place, place)
 
 
-class _Fill:
+class Fill:
     """Fills stages one after the other as far as a bound on a stage's cost and the memory allow.
 
     Bounds of a split are the first item of every stage, and the end. Filling as far as possible is
@@ -222,7 +222,7 @@ class _Fill:
         return [*bounds, self.count]
 
 
-def _equal_layers(fill: _Fill, ranks: int, v_shaped: bool) -> list[int]:
+def _equal_layers(fill: Fill, ranks: int, v_shaped: bool) -> list[int]:
     """Layers of equal cost: each goes to the rank that has least with it, then evenly over its stages."""
     stages, cost = fill.stages, fill.total[1]
     home = rank_of_stage(stages, ranks, v_shaped=v_shaped)
@@ -242,7 +242,7 @@ def _equal_layers(fill: _Fill, ranks: int, v_shaped: bool) -> list[int]:
 
 
 def _searched(
-    fill: _Fill, ranks: int, v_shaped: bool, memory: MemoryLimit | None, enough: float
+    fill: Fill, ranks: int, v_shaped: bool, memory: MemoryLimit | None, enough: float
 ) -> list[int] | None:
     """Move layers between stages while the busiest rank gains, and until it costs ``enough``; from an
     even split, from one aimed at equal ranks and from the best split by stages."""
@@ -289,13 +289,13 @@ def _searched(
     return None if over > 0 else bounds
 
 
-def _even(fill: _Fill) -> list[int]:
+def _even(fill: Fill) -> list[int]:
     """As many layers on every stage, but no fewer than it must have."""
     cuts = np.linspace(0, fill.count, fill.stages + 1).astype(np.int64)
     return _allowed(fill, cuts.tolist())
 
 
-def _aimed(fill: _Fill, home: npt.NDArray[np.int64], ranks: int) -> list[int]:
+def _aimed(fill: Fill, home: npt.NDArray[np.int64], ranks: int) -> list[int]:
     """Bounds next to where stages would end if layers could be cut: a rank's stages share evenly what its
     ends leave of an equal part of all."""
     extra = np.bincount(home, weights=fill.extra, minlength=ranks)
@@ -309,7 +309,7 @@ def _aimed(fill: _Fill, home: npt.NDArray[np.int64], ranks: int) -> list[int]:
     return _allowed(fill, [0, *nearer[:-1].tolist(), fill.count])
 
 
-def _allowed(fill: _Fill, bounds: list[int]) -> list[int]:
+def _allowed(fill: Fill, bounds: list[int]) -> list[int]:
     """The nearest bounds that leave every stage its fewest layers."""
     for stage in range(fill.stages):
         bounds[stage + 1] = max(bounds[stage + 1], bounds[stage] + fill.fewest[stage])
@@ -340,7 +340,7 @@ def _moves(stages: int, busiest: tuple[int, ...] | None) -> npt.NDArray[np.int64
     return np.concatenate([rows, -rows])
 
 
-def _least_bottleneck(fill: _Fill, home: npt.NDArray[np.int64], ranks: int) -> float:
+def _least_bottleneck(fill: Fill, home: npt.NDArray[np.int64], ranks: int) -> float:
     """A bound below which no split can get: of what ranks can hold, were layers not in order.
 
     With few kinds of layers a rank can cost only certain sums of them; the bound is the least cost for

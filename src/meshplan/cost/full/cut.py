@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from meshplan.cost.full.stages import V_SHAPED, even_layout
 from meshplan.plan.kinds import Schedule
 from meshplan.plan.plans import AUTO_LAYOUT, Ints, Plans
 from meshplan.schedule.layout import best_split, rank_of_stage
+from meshplan.schedule.layout_rounds import best_rounds, pace
 
 GRAIN = 16
 """Costs are compared in this part of a layer."""
@@ -73,36 +75,34 @@ def best_cut(costs: Layout, kinds: Layout, pp: int, vp: int, shape: int) -> Layo
     layers, stages = [float(of_kind[k]) for k in kinds], pp * vp
     if len(layers) < max(stages - 2, 1) or (shape == BOTH_WAYS and pp % 2):
         return None
-    both_ways = shape == BOTH_WAYS
-    found = best_split(
-        layers,
-        ranks=pp // 2 if both_ways else pp,
-        vp=2 if both_ways else vp,
-        v_shaped=shape != LOOPED,
-        embedding=embedding,
-        head=head,
-        least_ends=0,
-    )
-    assert found is not None  # without a memory limit there is always a split
-    if len(layers) < stages:
-        return found.counts
-    even = even_layout(len(layers), stages)
-    usual = _busiest(even, layers, embedding, head, pp, vp, shape)
-    if len(layers) % stages:
-        return even if usual <= found.bottleneck * (1 + 1e-9) else found.counts
-    return None if usual * (1 - WORTH) <= found.bottleneck else found.counts
+    ranks, turns = (pp // 2, 2) if shape == BOTH_WAYS else (pp, vp)
+    ends: dict[str, Any] = {"embedding": float(embedding), "head": float(head), "least_ends": 0}
+    folded = shape != LOOPED
 
+    def cost(cut: Layout) -> float:
+        loads = np.diff(np.append(0.0, np.cumsum(layers))[np.append(0, np.cumsum(cut))])
+        loads[0] += embedding
+        loads[-1] += head
+        if turns > 1 and not folded:
+            return pace(loads.tolist(), ranks=ranks)
+        home = rank_of_stage(stages, ranks, v_shaped=folded)
+        return float(np.bincount(home, weights=loads, minlength=ranks).max())
 
-def _busiest(
-    cut: Layout, layers: list[float], embedding: float, head: float, pp: int, vp: int, shape: int
-) -> float:
-    total = np.append(0.0, np.cumsum(layers))
-    loads = np.diff(total[np.append(0, np.cumsum(cut))])
-    loads[0] += embedding
-    loads[-1] += head
-    ranks = pp // 2 if shape == BOTH_WAYS else pp
-    home = rank_of_stage(pp * vp, ranks, v_shaped=shape != LOOPED)
-    return float(np.bincount(home, weights=loads, minlength=ranks).max())
+    # From simple to involved: each must be worth it.
+    tried = [even_layout(len(layers), stages)] if len(layers) >= stages else []
+    by_rank = best_split(layers, ranks=ranks, vp=turns, v_shaped=folded, **ends)
+    splits = [by_rank]
+    if turns > 1 and not folded:
+        splits.insert(0, best_split(layers, ranks=stages, **ends))
+        splits.append(best_rounds(layers, ranks=ranks, vp=turns, **ends))
+    tried += [split.counts for split in splits if split is not None]
+    best, least = tried[0], cost(tried[0])
+    divides = len(layers) % stages == 0
+    for cut in tried[1:]:
+        gain = WORTH if divides and best is tried[0] else 1e-9
+        if (found := cost(cut)) < least * (1 - gain):
+            best, least = cut, found
+    return None if divides and best is tried[0] else best
 
 
 def _grains(c: Context, priced: Priced) -> Ints:

@@ -34,6 +34,16 @@ ONCE = ("optimizer", "step overhead")
 """Parts of a step that come after everything else."""
 
 
+def floor_seconds(costs: Costs) -> Floats:
+    """Seconds below which no simulation of these prices can be: the busiest rank's work, and what comes once.
+
+    Left out is what closed forms say of filling, draining, waiting and reducing.
+    """
+    sure = [v for name, v in costs.time.items() if name not in ("bubble", "pp", "dp", "straggler")]
+    slower = costs.time.get("straggler", np.zeros(len(costs.step_s)))
+    return np.asarray(sum(sure)) * (1 + slower / (costs.step_s - slower))
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pipelines:
     """The pipelines of a table of plans; arrays are padded to the longest with zeros."""
@@ -56,6 +66,8 @@ class Pipelines:
     """Seconds that gathering parameters delays the first forward."""
     activations: Floats
     """(plans, stages): bytes one micro-batch keeps."""
+    saved: Floats
+    """(plans, stages): bytes fewer it would keep for each layer recomputed on the rank."""
     memory: dict[str, Floats]
     """(plans, ranks): bytes by part, activations of micro-batches alive left out."""
     fragmentation: float
@@ -78,9 +90,15 @@ class Pipelines:
         """(plans, ranks): a rank's stages together; of DualPipe half of its two."""
         return _on_ranks(self.plans, self.home, of_stages, self.tail.shape[1])
 
-    def bounds(self) -> Floats:
-        """Seconds that gradients reduced cannot be earlier, whatever the order: for each rank what comes
-        before its first forward, all its work, and the way of its last gradient to the first stage."""
+    def bounds(self, costs: Costs) -> Floats:
+        """Seconds below which no simulation of these plans, priced as ``costs``, can be."""
+        slower = costs.time.get("straggler", np.zeros(len(self)))
+        others = self._reduced() + self.gather + np.asarray(sum(costs.time[name] for name in ONCE))
+        return np.asarray(others * (1 + slower / (costs.step_s - slower)))
+
+    def _reduced(self) -> Floats:
+        """Before when no gradients can be reduced, whatever the order: for each rank what comes before its
+        first forward, all its work, and the way of its last gradient to the first stage."""
         pp = self.plans.pp
         ranks = self.tail.shape[1]
         real = np.arange(ranks) < pp[:, None]
@@ -97,11 +115,13 @@ class Pipelines:
         head, busy = before(self.forward), self.busy
         whole = np.isin(self.plans.schedule, [int(s) for s in WHOLE_BACKWARD])[:, None]
         back = np.where(whole, before(self.backward_input + self.weight), 0.0)
-        through = head + busy + back
+        own = head + busy + self.tail
         # Weight gradients may come later, but the last input gradient has all others before it.
         gradients = self.micro_batches[:, None] * self._on_ranks(self.forward + self.backward_input)
-        through = np.maximum(through, head + gradients + before(self.backward_input))
-        return np.asarray(np.where(real, through + self.tail, 0.0).max(axis=1))
+        first_ends = (
+            head + np.maximum(busy + back, gradients + before(self.backward_input)) + self.tail[:, :1]
+        )
+        return np.asarray(np.where(real, np.maximum(own, first_ends), 0.0).max(axis=1))
 
     def groups(self, rows: Ints) -> Iterator[tuple[Ints, str, int, int, bool]]:
         """Rows with one kind of order: schedule, ranks, stages a rank, and whether sending holds."""
@@ -128,6 +148,23 @@ class Pipelines:
             overlap_p2p=not self.holds[row],
             tail=self.tail[row, :pp],
         )
+
+    def layers_to_fit(self, rows: Ints, simulated: Costs) -> Ints:
+        """Layers to recompute on every rank so that plans ``rows``, simulated as given, fit: a guess that is
+        to be simulated again. Where no number would do, the layers of the fullest rank."""
+        over = simulated.memory_bytes - simulated.memory_limit_bytes
+        gain = np.zeros((len(self), self.tail.shape[1]))
+        for members, name, ranks, vp, _ in self.groups(rows):
+            counts = self.micro_batches[members]
+            for count in np.unique(counts).tolist():
+                same = members[counts == count]
+                gain[same, :ranks] = peak_alive(
+                    name, ranks=ranks, vp=vp, micro_batches=count, activations=self.saved[same, : ranks * vp]
+                )
+        least = np.where(gain[rows] > 0, gain[rows], np.inf).min(axis=1) * (1 + self.fragmentation)
+        now = self.plans.recompute_layers[rows]
+        more = np.where(np.isfinite(least), np.ceil(over / np.where(np.isfinite(least), least, 1.0)), 0.0)
+        return np.asarray(np.where(over > 0, now + np.maximum(more, 1), now), dtype=np.int64)
 
     def simulated(self, costs: Costs, rows: Ints) -> Costs:
         """``costs`` (as priced for these pipelines) of ``rows``, with time and memory as simulated."""
@@ -194,7 +231,8 @@ def pipelines(c: Context) -> Pipelines:
     p, priced = c.plans, price_layers(c)
     cuts = cut_up(c)
     stages, ranks, home = cuts.stages, cuts.ranks, cuts.home
-    share_of_rank = recomputed_share(p.recompute_layers[:, None], ranks.layers.sum(axis=2))
+    held = ranks.layers.sum(axis=2)
+    share_of_rank = recomputed_share(p.recompute_layers[:, None], held)
     share = np.take_along_axis(share_of_rank, np.maximum(home, 0), axis=1)
     work = rank_work(stages, priced, share)
     parts, _ = part_means(stages, priced)
@@ -222,6 +260,7 @@ def pipelines(c: Context) -> Pipelines:
         tail=tail,
         gather=gather,
         activations=kept + (inputs - kept) * share,
+        saved=(kept - inputs) / np.maximum(np.take_along_axis(held, np.maximum(home, 0), axis=1), 1.0),
         memory=_memory(ranks, priced),
         fragmentation=c.stack.fragmentation,
         work=parts,
