@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from meshplan.errors import InputError, shown
-from meshplan.export.shell import Word
+from meshplan.export.shell_values import Word
 from meshplan.model.model import Model
 
 MOST = 10**12
@@ -164,3 +164,13 @@ def options_of(words: Iterable[Word], flags_without_dashes: bool = False) -> tup
 
 def _said(value: Any) -> str:
     return "set" if value is True else " ".join(value) if isinstance(value, list) else str(value)
+
+
+def table(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A nested table of a configuration, ``auto`` values as not given; empty where it is not there."""
+    value = data.get(name)
+    if value is None or value == "auto":
+        return {}
+    if not isinstance(value, Mapping):
+        raise InputError(f"{name} must be a table, not {shown(value)}")
+    return {key: None if item == "auto" and key != "stages" else item for key, item in value.items()}

@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Mapping
 
 import meshplan
+from meshplan.export.found import Found
 from meshplan.export.launch import Job
 from meshplan.export.quoting import comment
 
@@ -56,3 +57,16 @@ def read_facts(text: str) -> Mapping[str, str]:
         return {}
     pairs = (word.partition("=") for word in words)
     return {key: value for key, sep, value in pairs if sep and key in KEYS}
+
+
+def take_facts(found: Found, facts: Mapping[str, str]) -> None:
+    """Fill what the file's own settings leave open from the line that meshplan wrote into it."""
+    found.model_name = facts.get("model") or found.model_name
+    found.gpu = found.gpu or facts.get("gpu")
+    found.nic = found.nic or facts.get("nic")
+    if "precision" in facts:
+        found.precision = found.precision or facts["precision"]
+    for name, key in (("gpus", "gpus"), ("gpus_per_node", "gpus-per-node"), ("seq", "seq"), ("gbs", "gbs")):
+        text = facts.get(key, "")
+        if getattr(found, name) is None and text.isdecimal():
+            setattr(found, name, int(text))

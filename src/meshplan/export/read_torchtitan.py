@@ -1,14 +1,11 @@
 """torchtitan settings read back: command line, configuration module, or the TOML of releases before 0.3.
 
 Defaults and rules as in torchtitan 0.3.0 (``config/configs.py``, ``distributed/pipeline_parallel.py``).
-Modules are read as syntax trees; nothing in them is run.
 """
 
 from __future__ import annotations
 
-import ast
 import math
-from collections.abc import Mapping
 from typing import Any
 
 from meshplan.errors import InputError, shown
@@ -238,103 +235,3 @@ def _precision(args: Settings, found: Found) -> None:
     else:
         kind = args.text("training.mixed_precision_param") or found.default("precision", "bfloat16")
         found.precision = "fp32" if kind == "float32" else "bf16"
-
-
-def titan_flags(args: Settings, policies: list[str]) -> Settings:
-    """A command line as ``section.field`` settings; hyphens and ``no-`` as tyro reads them, and the
-    subcommands that choose activation checkpointing."""
-    values: dict[str, Any] = {}
-    missing: dict[str, tuple[str, ...]] = {}
-    for flag, value in args.values.items():
-        section, dot, field = (part.replace("-", "_") for part in flag[2:].rpartition("."))
-        name = f"{section}{dot}{field}"
-        if dot and field.startswith("no_") and value is True:
-            name, value = f"{section}.{field[3:]}", False
-        if name == "activation_checkpoint.mode":
-            name = "checkpointing"
-        if isinstance(value, list) and name != "parallelism.module_fqns_per_model_part":
-            value = value[0]
-        if flag in args.missing:
-            missing[name] = args.missing[flag]
-        if name in values:
-            raise InputError(f"{name} is given twice ({values[name]} and {value}); keep one")
-        values[name] = value
-    if policies:
-        values["checkpointing"] = policies[-1].partition(":")[2]
-    return Settings(values, missing)
-
-
-def titan_toml(table: Mapping[str, Any]) -> Settings:
-    """The TOML of earlier releases as ``section.field`` settings."""
-    values: dict[str, Any] = {}
-    for section, fields in table.items():
-        if isinstance(fields, Mapping):
-            values |= {f"{section}.{field}": value for field, value in fields.items()}
-    return Settings(values)
-
-
-def titan_module(tree: ast.Module) -> Settings:
-    """A configuration module as ``section.field`` settings, literals only."""
-    values: dict[str, Any] = {}
-    constants = {
-        node.targets[0].id: node.value.value
-        for node in tree.body
-        if isinstance(node, ast.Assign)
-        and len(node.targets) == 1
-        and isinstance(node.targets[0], ast.Name)
-        and isinstance(node.value, ast.Constant)
-    }
-    if "HEADS" in constants:
-        values["llama"] = constants
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torchtitan.models."):
-            values.setdefault("module", (node.module or "").split(".")[2])
-        elif isinstance(node, ast.Call):
-            _call(node, values)
-        elif isinstance(node, ast.Assign) and len(node.targets) == 1:
-            path = _path(node.targets[0])
-            if len(path) >= 3 and path[-2] in ("training", "parallelism"):
-                values[f"{path[-2]}.{path[-1]}"] = _literal(node.value, path[-1])
-        elif isinstance(node, ast.keyword) and node.arg == "activation_checkpoint":
-            values["checkpointing"] = _policy(node.value)
-    return Settings(values)
-
-
-def _call(node: ast.Call, values: dict[str, Any]) -> None:
-    name = _path(node.func)
-    section = {"ParallelismConfig": "parallelism", "TrainingConfig": "training"}.get(name[-1] if name else "")
-    if section:
-        for keyword in node.keywords:
-            if keyword.arg:
-                place = f"{section}.{keyword.arg}"
-                if place in values:
-                    raise InputError(f"{place} is given twice, in two {name[-1]}; keep one")
-                values[place] = _literal(keyword.value, keyword.arg)
-    elif name and name[-1] == "model_registry":
-        if node.args:
-            values["flavor"] = _literal(node.args[0], "model_registry")
-        for keyword in node.keywords:
-            if keyword.arg == "converters":
-                values["converters"] = ast.unparse(keyword.value)
-
-
-def _policy(node: ast.expr) -> str:
-    if isinstance(node, ast.Constant) and node.value is None:
-        return "none"
-    text = ast.unparse(node)
-    return "full" if text.startswith("FullAC") else "selective" if text.startswith("SelectiveAC") else text
-
-
-def _path(node: ast.expr) -> list[str]:
-    if isinstance(node, ast.Attribute):
-        return [*_path(node.value), node.attr]
-    return [node.id] if isinstance(node, ast.Name) else []
-
-
-def _literal(node: ast.expr, name: str) -> Any:
-    try:
-        return ast.literal_eval(node)
-    except (ValueError, TypeError, MemoryError, RecursionError):
-        raise InputError(
-            f"line {node.lineno}: {name} is {shown(ast.unparse(node))}, not a plain value; it is not evaluated"
-        ) from None

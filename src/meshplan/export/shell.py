@@ -13,34 +13,35 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from meshplan.errors import InputError
+from meshplan.export.shell_values import Word, calculate, test, unknown
 
 MOST_WORDS = 200_000
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 _ASSIGN = re.compile(rf"^({_NAME})(\+?)=")
 _PARAMETER = re.compile(rf"({_NAME}|[0-9@*#?$!-])(\[[@*]\])?((:?[-=+?])(.*))?", re.DOTALL)
 _DESCRIPTOR = re.compile(r"[0-9]+[<>]")
-_KEYWORDS = set("if then else elif fi for while until do done case esac ! { } time exec".split())
+_KEYWORDS = set(
+    [
+        "if",
+        "then",
+        "else",
+        "elif",
+        "fi",
+        "for",
+        "while",
+        "until",
+        "do",
+        "done",
+        "case",
+        "esac",
+        "!",
+        "{",
+        "}",
+        "time",
+        "exec",
+    ]
+)
 _SETTERS = {"export", "declare", "local", "readonly", "typeset"}
-
-
-@dataclass(frozen=True, slots=True)
-class Word:
-    """One word of a command. ``raw`` marks in place what only a running shell would know."""
-
-    raw: str
-
-    @property
-    def text(self) -> str:
-        """The word without what is not known."""
-        return _MARK.sub("", self.raw)
-
-    @property
-    def missing(self) -> tuple[str, ...]:
-        """Names of what is not known: ``$TP``, ``$(date)``."""
-        return tuple(dict.fromkeys(name.replace(_SPACE, " ") for name in _MARK.findall(self.raw)))
-
-    def __str__(self) -> str:
-        return self.text
 
 
 @dataclass(kw_only=True, slots=True)
@@ -53,15 +54,6 @@ class Script:
     """The text of ``#SBATCH`` lines."""
     branches: bool = False
     """Whether there is a condition that only a running shell could decide."""
-
-
-_OPEN, _CLOSE, _SPACE = "\ue001", "\ue002", "\ue003"
-_MARK = re.compile(f"{_OPEN}([^{_CLOSE}]*){_CLOSE}")
-
-
-def _unknown(name: str) -> Word:
-    """A word that is not known, under a name that survives splitting at spaces."""
-    return Word(_OPEN + re.sub(r"\s", _SPACE, comment_of(name)) + _CLOSE)
 
 
 _Piece = tuple[str, bool]
@@ -350,7 +342,7 @@ class _Reader:
         if any(branch.skip for branch in self.stack[:-1]):
             top.skip = True
             return []
-        verdict = _test([word for pieces in rest for word in self.expand(pieces)])
+        verdict = test([word for pieces in rest for word in self.expand(pieces)])
         if verdict is None:
             self.script.branches = True
         top.skip = verdict is False
@@ -424,11 +416,11 @@ class _Reader:
         if whole.startswith("$(("):
             return [self._arithmetic(whole)]
         if whole.startswith("$("):
-            return [_unknown(whole)]
+            return [unknown(whole)]
         inner = whole[2:-1] if whole.startswith("${") else whole[1:]
         found = _PARAMETER.fullmatch(inner)
         if found is None:
-            return [_unknown(whole)]
+            return [unknown(whole)]
         name, _, operator, fallback = found[1], found[2], found[4], found[5]
         known = self.script.variables.get(name)
         if known is not None and (operator != ":+" or not known):
@@ -445,93 +437,21 @@ class _Reader:
             return default
         if operator in (":+", "+"):
             return []
-        return [_unknown(f"${name}")]
+        return [unknown(f"${name}")]
 
     def _arithmetic(self, whole: str) -> Word:
         inner = whole[3:-2]
         names = re.sub(rf"\$?\{{?({_NAME})\}}?", self._number, inner)
         if re.fullmatch(r"[0-9+\-*/% ()\s]{1,200}", names):
-            value = _calculate(names)
+            value = calculate(names)
             if value is not None:
                 return Word(str(value))
-        return _unknown(whole)
+        return unknown(whole)
 
     def _number(self, found: re.Match[str]) -> str:
         known = self.script.variables.get(found[1])
         ok = known and len(known) == 1 and not known[0].missing and known[0].text.isdecimal()
         return known[0].text if known and ok else "?"
-
-
-def _test(words: list[Word]) -> bool | None:
-    """The verdict of ``[ … ]`` where all its words are literal; ``None`` where it is not known."""
-    texts = [word.text for word in words]
-    if len(texts) < 3 or texts[0] not in ("[", "[[", "test") or any(word.missing for word in words):
-        return None
-    inner = texts[1:] if texts[0] == "test" else texts[1:-1]
-    match inner:
-        case ["-z", value]:
-            return not value
-        case ["-n", value]:
-            return bool(value)
-        case [left, "=" | "==", right]:
-            return left == right
-        case [left, "!=", right]:
-            return left != right
-        case [left, "-eq" | "-ne" | "-gt" | "-ge" | "-lt" | "-le" as how, right] if (
-            left.isdecimal() and right.isdecimal()
-        ):
-            a, b = int(left), int(right)
-            return {"-eq": a == b, "-ne": a != b, "-gt": a > b, "-ge": a >= b, "-lt": a < b, "-le": a <= b}[
-                how
-            ]
-    return None
-
-
-def comment_of(text: str) -> str:
-    """A short form of an expansion, for messages."""
-    plain = " ".join(text.split())
-    return plain if len(plain) <= 40 else plain[:37] + "..."
-
-
-def _calculate(text: str) -> int | None:
-    """Whole-number arithmetic with + - * / % and parentheses, as the shell does it; ``None`` if malformed."""
-    tokens = re.findall(r"\d+|[+\-*/%()]", text)
-    at = 0
-
-    def factor() -> int:
-        nonlocal at
-        token = tokens[at]
-        at += 1
-        if token == "(":
-            value = expression()
-            at += 1
-            return value
-        return -factor() if token == "-" else int(token)
-
-    def term() -> int:
-        nonlocal at
-        value = factor()
-        while at < len(tokens) and tokens[at] in "*/%":
-            operator = tokens[at]
-            at += 1
-            other = factor()
-            value = value * other if operator == "*" else value // other if operator == "/" else value % other
-        return value
-
-    def expression() -> int:
-        nonlocal at
-        value = term()
-        while at < len(tokens) and tokens[at] in "+-":
-            operator = tokens[at]
-            at += 1
-            value = value + term() if operator == "+" else value - term()
-        return value
-
-    try:
-        found = expression()
-    except (IndexError, ValueError, ZeroDivisionError, RecursionError):
-        return None
-    return found if at == len(tokens) and abs(found) < 10**15 else None
 
 
 def _balanced(raw: str, start: int) -> tuple[str, int]:

@@ -1,0 +1,201 @@
+"""Launch settings in shell scripts, command lines and lists of arguments."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Callable, Sequence
+
+from meshplan.cluster.files import parse_table
+from meshplan.errors import InputError, shown
+from meshplan.export.documents import KINDS, of_module, other_framework, python_of, read_json, toml_of
+from meshplan.export.found import Found, Settings, options_of
+from meshplan.export.header import read_facts, take_facts
+from meshplan.export.launcher_words import environment_of, take_launcher
+from meshplan.export.read_accelerate import read_accelerate
+from meshplan.export.read_bridge import override_words, read_bridge
+from meshplan.export.read_deepspeed import read_deepspeed
+from meshplan.export.read_megatron import OWN, read_megatron
+from meshplan.export.read_torchtitan import read_torchtitan
+from meshplan.export.shell import Script, read_shell
+from meshplan.export.shell_values import Word
+from meshplan.export.torchtitan_sources import titan_flags, titan_module, titan_toml
+
+_PARALLEL_FIELD = re.compile(
+    r"(^|\.)(tensor_model_parallel_size|pipeline_model_parallel_size|context_parallel_size)$"
+)
+Sibling = Callable[[str], str | None]
+"""The text of a file named in the launch file, from the same folder; ``None`` where there is none."""
+
+
+def read_script(text: str, sibling: Sibling) -> Found:
+    script = read_shell(text)
+    _unfold(script)
+    environment = environment_of(script)
+    command = _training_command(script)
+    words = [word.text for word in command]
+    what = "a launch script" if len(script.commands) > 1 or "\n" in text.strip() else "an argument list"
+    found = _of_command(command, words, environment, sibling, what)
+    for variable in () if found is not None else _argument_variables(script):
+        found = found or _of_command(variable, [w.text for w in variable], environment, sibling, what)
+    if found is None:
+        raise InputError(f"it has no launch settings of a known framework ({KINDS}){other_framework(text)}")
+    take_launcher(found, script)
+    if script.branches:
+        found.notes.append(
+            "the script has branches or loops; their assignments were all read, the last one counts"
+        )
+    return found
+
+
+def _unfold(script: Script) -> None:
+    """Add the commands of scripts inside a word: ``bash -c "python …"``."""
+    for command in list(script.commands):
+        for word in command:
+            if " --" in word.raw and ("\n" in word.raw or ".py" in word.raw):
+                try:
+                    script.commands += read_shell(word.raw).commands
+                except InputError:
+                    continue
+
+
+def _argument_variables(script: Script) -> list[list[Word]]:
+    """Variables that hold an argument list, longest first: scripts that another one sources."""
+    found = []
+    for words in script.variables.values():
+        parts = [Word(part) for word in words for part in word.raw.split()] if len(words) == 1 else words
+        if sum(word.text.startswith("--") for word in parts) >= len(OWN) // 2:
+            found.append(parts)
+    return sorted(found, key=len, reverse=True)
+
+
+def _training_command(script: Script) -> list[Word]:
+    """The command that trains: the one with most flags, joined with lines that are flags alone."""
+    flags = [
+        word
+        for command in script.commands
+        if command and command[0].text.startswith("--")
+        for word in command
+    ]
+    loose = [
+        word
+        for command in script.commands
+        if command and re.match(r"(-|[\w.]+=|activation[-_]checkpoint:)", command[0].text)
+        for word in command
+    ]
+    best = max(
+        script.commands, key=lambda c: sum("=" in w.text or w.text.startswith("--") for w in c), default=[]
+    )
+    lines = loose if len(loose) > len(flags) else flags
+    return lines if len(lines) > len(best) else list(best)
+
+
+def _of_command(
+    command: Sequence[Word], words: list[str], environment: dict[str, str], sibling: Sibling, what: str
+) -> Found | None:
+    _refuse_program(words)
+    if "torchtitan.train" in words or any(word.startswith("--parallelism.") for word in words):
+        return _titan_command(command, words, sibling, what)
+    fields = override_words(words)
+    if any(_PARALLEL_FIELD.search(name) for name in fields) or ("recipe" in fields and len(fields) > 1):
+        return read_bridge(fields, f"{what} of Megatron-Bridge or NeMo", environment)
+    if sum(any(word == flag or word.startswith(flag + "=") for word in words) for flag in OWN) >= 2:
+        options, _ = options_of(_after_program(command))
+        return read_megatron(options, f"{what} of Megatron-LM", environment)
+    recipe = next((w for w in words if w.endswith(".py") and _sibling_python(sibling, w) is not None), None)
+    if recipe is not None:
+        return _of_sibling(recipe, sibling)
+    return _with_config(command, words, sibling, what)
+
+
+_NO_TRAINING = re.compile(
+    r"(pretrain_(bert|t5|ict|vlm|vision\w*|retro|biencoder|realm)|train_dualencoder|run_text_generation\w*|"
+    r"text_generation\w*|\w*inference\w*|\w*convert\w*|preprocess_data|evaluate\w*)\.py$"
+)
+
+
+def _refuse_program(words: Sequence[str]) -> None:
+    for before, word in zip(["", *words], words, strict=False):
+        if before == "-m" and "inference" in word:
+            raise InputError(f"it starts {word}, and only training of decoders is planned")
+        if _NO_TRAINING.search(word):
+            raise InputError(f"it starts {word.rpartition('/')[2]}, and only training of decoders is planned")
+
+
+def _after_program(words: Sequence[Word]) -> Sequence[Word]:
+    """The program's own words: what comes before it is the launcher's."""
+    for i, word in enumerate(words):
+        if word.text.endswith(".py"):
+            return words[i + 1 :]
+        if word.text == "-m" and i and i + 1 < len(words):
+            name = words[i + 1].text
+            if not name.startswith("torch.distributed"):
+                return words[i + 2 :]
+    return words
+
+
+def _titan_command(command: Sequence[Word], words: list[str], sibling: Sibling, what: str) -> Found:
+    start = words.index("torchtitan.train") + 1 if "torchtitan.train" in words else 0
+    policy = re.compile(r"activation[-_]checkpoint:")
+    own_words = [word for word in command[start:] if not policy.match(word.text)]
+    options, _ = options_of(own_words)
+    settings = titan_flags(options, [word.text for word in command[start:] if policy.match(word.text)])
+    module = str(settings.values.get("module", ""))
+    toml = settings.values.get("job.config_file")
+    beside = sibling(str(toml)) if isinstance(toml, str) else None
+    tree = _sibling_python(sibling, module + ".py") if module else None
+    if beside is not None:
+        base = titan_toml(toml_of(beside) or {})
+    elif tree is not None:
+        base = titan_module(tree)
+    else:
+        return read_torchtitan(settings, f"{what} of torchtitan")
+    own = {name: value for name, value in settings.values.items() if name not in ("module", "config")}
+    found = read_torchtitan(Settings({**base.values, **own}, settings.missing), f"{what} of torchtitan")
+    return found
+
+
+def _sibling_python(sibling: Sibling, name: str) -> ast.Module | None:
+    text = sibling(name)
+    return python_of(text) if text is not None else None
+
+
+def _of_sibling(name: str, sibling: Sibling) -> Found | None:
+    tree, text = _sibling_python(sibling, name), sibling(name)
+    if tree is None or text is None:
+        return None
+    try:
+        return of_module(tree, text)
+    except InputError:
+        return None
+
+
+def _with_config(command: Sequence[Word], words: list[str], sibling: Sibling, what: str) -> Found | None:
+    """A script around a configuration file of DeepSpeed or accelerate."""
+    options, _ = options_of(command)
+    for flag in ("--deepspeed_config", "--deepspeed", "--config_file"):
+        name = options.values.get(flag)
+        if not isinstance(name, str) or not name.endswith((".json", ".yaml", ".yml")):
+            continue
+        beside = sibling(name)
+        if beside is None:
+            raise InputError(f"{flag} names {shown(name)}, which is not beside it; read that file instead")
+        return _config_beside(beside, options, what)
+    return None
+
+
+def _config_beside(text: str, options: Settings, what: str) -> Found:
+    facts = read_facts(text)
+    if text.lstrip().startswith("{"):
+        base = read_json(text)
+        data = json.loads(text)
+        found = read_deepspeed(data, f"{what} of DeepSpeed", options)
+        found.model_name = found.model_name or base.model_name
+    else:
+        found = read_accelerate(
+            parse_table(text, toml=False, where="its YAML"), f"{what} of accelerate", options
+        )
+    found.seq = options.count("--seq-length") or options.count("--max_length") or found.seq
+    take_facts(found, facts)
+    return found
