@@ -13,6 +13,7 @@ from meshplan.model.model import Model
 from meshplan.plan.plans import Plan
 from meshplan.plan.space import Space
 from meshplan.plan.workload import Workload
+from meshplan.search.fidelity import Simulated
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,6 +83,8 @@ class Ranking:
     """Of the plans that do not fit, the one that needs the least memory above the limit."""
     nothing: Nothing | None = None
     """Set when no plan fits."""
+    simulated: Simulated | None = None
+    """How the first plans were simulated; ``None`` where all times are the closed form's."""
 
     def __len__(self) -> int:
         return len(self.costs.plans)

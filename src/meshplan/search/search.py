@@ -8,20 +8,20 @@ from dataclasses import replace
 import numpy as np
 
 from meshplan.cluster.cluster import Cluster
-from meshplan.cost.costs import Bools, CostModel, Costs, Floats
+from meshplan.cost.costs import Bools, CostModel, Costs
 from meshplan.cost.models import cost_model_named
 from meshplan.model.model import Model
-from meshplan.plan.plans import Ints, Plans
+from meshplan.plan.plans import AUTO_LAYERS, Ints, Plans
 from meshplan.plan.rules import RULES, Rule, Setting
 from meshplan.plan.space import Space
 from meshplan.plan.workload import Workload
 from meshplan.search.advice import nothing_left
 from meshplan.search.candidates import Funnel, blocks
+from meshplan.search.fidelity import SURE, Fidelity, refine, simulating
 from meshplan.search.ranking import Counts, Miss, Ranking
+from meshplan.search.ties import by_time
 
 KEEP = 100_000
-TIE = 1e-9
-"""Step times that differ by less, relatively, count as equal."""
 
 
 def search(
@@ -34,6 +34,8 @@ def search(
     rules: Sequence[Rule] | None = None,
     keep: int = KEEP,
     advise: bool = True,
+    fidelity: Fidelity = "estimate",
+    sure: int = SURE,
 ) -> Ranking:
     """Every plan of ``space`` that is valid and fits, fastest first.
 
@@ -41,32 +43,45 @@ def search(
     the plans (default: the one the command line uses). ``rules``: what a plan must satisfy (default:
     ``plan.rules.RULES`` and the cost model's own; of those that are mere good practice, not the ones
     about dimensions that ``space`` chooses). ``keep``: how many of the best plans are kept; the counts
-    cover all. ``advise``: when nothing fits, search for the number of GPUs that would.
+    cover all. ``advise``: when nothing fits, search for the number of GPUs that would. ``fidelity``:
+    ``estimate`` ranks by the cost model's closed form; ``simulate`` simulates the pipelines of the best
+    plans, as many as it takes to be certain of the first ``sure`` (``search.fidelity``).
 
     Memory is bounded by blocks of plans and ``keep``, not by the size of the space. No plan is not an
     error: ``Ranking.nothing`` says why. Raises ``InputError`` when the cost model cannot price what the
-    space asks for.
+    space asks for, or cannot simulate.
     """
     setting = Setting(model, cluster, workload)
     space = Space() if space is None else space
     cost_model = cost_model_named() if cost_model is None else cost_model
+    if fidelity == "simulate":
+        simulating(cost_model)
     rules = _rules(cost_model, space) if rules is None else tuple(rules)
     funnel = Funnel()
     best = _Best(keep, _empty(cluster, space))
     cuts = bool(getattr(cost_model, "chooses_layouts", False))
     for plans in blocks(setting, space, rules, funnel, cuts=cuts):
         best.add(cost_model.price(model, cluster, workload, plans))
+    costs, simulated = best.ranked(), None
+    if fidelity == "simulate":
+        auto = all(layers == AUTO_LAYERS for layers, _ in space.recompute)
+        costs, simulated = refine(cost_model, setting, costs, sure=sure, auto=auto)
+    unfit = 0 if simulated is None else simulated.unfit
     ranking = Ranking(
         model=model,
         cluster=cluster,
         workload=workload,
         space=space,
         cost_model=cost_model.name,
-        costs=best.ranked(),
+        costs=costs,
         counts=Counts(
-            candidates=funnel.candidates, removed=funnel.removed, memory=best.too_big, feasible=best.feasible
+            candidates=funnel.candidates,
+            removed=funnel.removed,
+            memory=best.too_big + unfit,
+            feasible=best.feasible - unfit,
         ),
         closest_miss=best.miss,
+        simulated=simulated,
     )
     if len(ranking) or not advise:
         return ranking
@@ -134,7 +149,7 @@ class _Best:
     def _cut(self) -> None:
         costs = Costs.concatenate([c for c, _ in self._pieces])
         places = np.concatenate([p for _, p in self._pieces])
-        index = _order(costs.step_s, places)[: self.keep]
+        index = by_time(costs.step_s, places)[: self.keep]
         self._pieces = [(costs.take(index), places[index])]
         self._rows = len(index)
 
@@ -142,12 +157,3 @@ class _Best:
         least = int(np.argmin(np.where(fits, np.inf, costs.memory_bytes)))
         if self.miss is None or costs.memory_bytes[least] < self.miss.costs.memory_bytes[0]:
             self.miss = Miss(costs=costs.take(np.array([least])))
-
-
-def _order(step_s: Floats, places: Ints) -> Ints:
-    """Indices by step time; among ties by the place in the enumeration."""
-    by_time = np.argsort(step_s, kind="stable")
-    times = step_s[by_time]
-    group = np.zeros(len(times), dtype=np.int64)
-    group[1:] = np.cumsum(np.diff(times) > TIE * times[:-1])
-    return np.asarray(by_time[np.lexsort((places[by_time], group))])

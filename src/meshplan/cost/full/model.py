@@ -61,6 +61,12 @@ class FullModel:
         """Lower bounds of step time for all plans with the same pipelines; see ``floor.least_step``."""
         return least_step(self._context(model, cluster, workload, costs.plans, None), costs.time)
 
+    def floor(self, costs: Costs) -> Floats:
+        """Seconds below which no simulation of these prices can be."""
+        from meshplan.cost.full.pipeline import floor_seconds
+
+        return floor_seconds(costs)
+
     def price(self, model: Model, cluster: Cluster, workload: Workload, plans: Plans) -> Costs:
         """Step time and peak memory of every plan."""
         return self.price_batches(model, cluster, workload, plans, None)
