@@ -102,18 +102,28 @@ class Join:
 
         ``only``: values to use for some dimensions instead of all; what rules remove is then not counted.
         """
+        return map(self.table, self.columns_below(level, columns, stop=stop, only=only))
+
+    def columns_below(
+        self,
+        level: int,
+        columns: Columns,
+        *,
+        stop: int = len(DIMENSIONS),
+        only: Mapping[str, npt.NDArray[np.int64]] | None = None,
+    ) -> Iterator[Columns]:
+        """The same as bare columns; those that are no dimension are carried along."""
         if level == stop:
-            yield self.table(columns)
+            yield columns
             return
         rows = len(next(iter(columns.values()))) if columns else 1
         at_once = max(BLOCK // self.sizes[level], 1)
         for start in range(0, rows, at_once):
             part = {name: column[start : start + at_once] for name, column in columns.items()}
-            kept = self._filter(
-                level, self._join(level, part, min(at_once, rows - start), only), only is None
-            )
+            joined = self._join(level, part, min(at_once, rows - start), only)
+            kept = self._filter(level, joined, counted=only is None)
             if len(next(iter(kept.values()))):
-                yield from self.below(level + 1, kept, stop=stop, only=only)
+                yield from self.columns_below(level + 1, kept, stop=stop, only=only)
 
     def rest(self, level: int) -> int:
         """Candidates below one row of the dimensions before ``level``."""
@@ -138,7 +148,7 @@ class Join:
         layers, modules = np.tile(values, (rows, 1)).T
         return {**grown, "recompute_layers": layers, "recompute_modules": modules}
 
-    def _filter(self, level: int, columns: Columns, counted: bool) -> Columns:
+    def _filter(self, level: int, columns: Columns, *, counted: bool) -> Columns:
         if not self.rules[level]:
             return columns
         plans = self.table(columns)

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Literal
 
+import numpy as np
+
 from meshplan.cluster.cluster import Cluster
-from meshplan.cost.costs import Costs
+from meshplan.cost.costs import Bools, Costs
 from meshplan.model.model import Model
-from meshplan.plan.plans import Plan
+from meshplan.plan.plans import Ints, Plan
 from meshplan.plan.space import Space
 from meshplan.plan.workload import Workload
 from meshplan.search.fidelity import Simulated
+from meshplan.search.objective import Objective, complexity, front, tied
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Counts:
-    """What became of the candidates; ``candidates = sum(removed) + memory + feasible``."""
+    """What became of the candidates; ``candidates = sum(removed) + memory + feasible + sum(skipped)``."""
 
     candidates: int
     removed: Mapping[str, int]
@@ -26,6 +29,14 @@ class Counts:
     memory: int
     """Valid plans that need more memory than there is."""
     feasible: int
+    skipped: Mapping[str, int] = field(default_factory=dict)
+    """Candidates of a large space that bounds spared pricing one by one: ``memory``, on meshes whose states
+    alone do not fit; ``slow``, that could not come into the ranking whatever their details."""
+
+    @property
+    def priced(self) -> int:
+        """Plans priced one by one."""
+        return self.memory + self.feasible
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +76,7 @@ class Nothing:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ranking:
-    """The feasible plans, fastest first, as priced by ``cost_model``.
+    """The feasible plans, the best first by ``objective``, as priced by ``cost_model``.
 
     Plans whose step times agree to one part in 10^9 stand in the order of the space's values (smaller
     tp first, then cp, pp, mbs, ep, etp, vp …).
@@ -77,12 +88,15 @@ class Ranking:
     space: Space
     cost_model: str
     costs: Costs
-    """One row a plan, best first; at most as many as the search was asked to keep."""
+    """One row a plan, best first; at most about as many as the search was asked to keep."""
     counts: Counts
     closest_miss: Miss | None
     """Of the plans that do not fit, the one that needs the least memory above the limit."""
     nothing: Nothing | None = None
     """Set when no plan fits."""
+    objective: Objective = "step"
+    band: float = 0.0
+    """Plans whose step times differ by less, relatively, are as good: the usual error of the cost model."""
     simulated: Simulated | None = None
     """How the first plans were simulated; ``None`` where all times are the closed form's."""
 
@@ -94,8 +108,24 @@ class Ranking:
 
     @property
     def best(self) -> Plan | None:
-        """The fastest plan, or ``None``."""
+        """The plan that stands first, or ``None``."""
         return self.costs.plans[0] if len(self) else None
+
+    @property
+    def tied(self) -> Bools:
+        """For each plan whether it is as good as the fastest within ``band``."""
+        return tied(self.costs.step_s, self.band)
+
+    @property
+    def complexity(self) -> Ints:
+        """For each plan how many things it needs besides data parallelism."""
+        return complexity(self.costs.plans, self.cluster.gpus_per_node)
+
+    @property
+    def pareto(self) -> Bools:
+        """For each plan whether no other is at least as good in step time, memory and simplicity, and better
+        in one."""
+        return front(self.costs.step_s, self.costs.memory_bytes, self.complexity.astype(np.float64))
 
     def _repr_html_(self) -> str:
         """What a notebook shows; drawn by the report room, which this one does not know."""

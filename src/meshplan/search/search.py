@@ -8,20 +8,26 @@ from dataclasses import replace
 import numpy as np
 
 from meshplan.cluster.cluster import Cluster
-from meshplan.cost.costs import Bools, CostModel, Costs
+from meshplan.cost.costs import CostModel, Costs
 from meshplan.cost.models import cost_model_named
 from meshplan.model.model import Model
-from meshplan.plan.plans import AUTO_LAYERS, Ints, Plans
-from meshplan.plan.rules import RULES, Rule, Setting
+from meshplan.plan.plans import AUTO_LAYERS, Plans
+from meshplan.plan.rules import Rule, Setting, rules_of
 from meshplan.plan.space import Space
 from meshplan.plan.workload import Workload
 from meshplan.search.advice import nothing_left
-from meshplan.search.candidates import Funnel, blocks
+from meshplan.search.bounded import LARGE, Bounded, Told, can_bound
+from meshplan.search.candidates import MESH, Funnel, Join
 from meshplan.search.fidelity import SURE, Fidelity, refine, simulating
-from meshplan.search.ranking import Counts, Miss, Ranking
-from meshplan.search.ties import by_time
+from meshplan.search.objective import Objective, complexity, tied
+from meshplan.search.pool import Pool, no_costs
+from meshplan.search.ranking import Counts, Ranking
+from meshplan.search.same import no_effect_rules
 
 KEEP = 100_000
+LARGE_KEEP = 2000
+MESHES = 12
+"""Best meshes of a large space whose best plan is found for certain."""
 
 
 def search(
@@ -36,16 +42,27 @@ def search(
     advise: bool = True,
     fidelity: Fidelity = "estimate",
     sure: int = SURE,
+    objective: Objective = "step",
+    band: float = 0.0,
+    told: Told | None = None,
 ) -> Ranking:
-    """Every plan of ``space`` that is valid and fits, fastest first.
+    """Every plan of ``space`` that is valid and fits, the best first.
 
     ``space``: the values to try for each dimension (default: all divisors). ``cost_model``: what prices
     the plans (default: the one the command line uses). ``rules``: what a plan must satisfy (default:
-    ``plan.rules.RULES`` and the cost model's own; of those that are mere good practice, not the ones
-    about dimensions that ``space`` chooses). ``keep``: how many of the best plans are kept; the counts
-    cover all. ``advise``: when nothing fits, search for the number of GPUs that would. ``fidelity``:
+    those of the framework of ``space`` and the cost model's own; of those that are mere good practice, not
+    the ones about dimensions that ``space`` chooses). ``keep``: how many of the best plans are kept; the
+    counts cover all. ``advise``: when nothing fits, search for the number of GPUs that would. ``fidelity``:
     ``estimate`` ranks by the cost model's closed form; ``simulate`` simulates the pipelines of the best
     plans, as many as it takes to be certain of the first ``sure`` (``search.fidelity``).
+
+    ``objective``: what ranks the plans: ``step`` (``mfu`` and ``cost`` follow from it on one cluster),
+    ``memory`` or ``simplicity``. ``band``: plans whose step times differ by less, relatively, are tied, and
+    of those tied with the fastest the simpler comes first. ``told`` is told what is going on.
+
+    A large space is not priced plan by plan: where the cost model knows bounds, plans that cannot come into
+    the ranking are left (``Ranking.counts.skipped``), and then about ``LARGE_KEEP`` plans are kept, with
+    the best of every one of the ``MESHES`` best meshes for certain.
 
     Memory is bounded by blocks of plans and ``keep``, not by the size of the space. No plan is not an
     error: ``Ranking.nothing`` says why. Raises ``InputError`` when the cost model cannot price what the
@@ -56,13 +73,11 @@ def search(
     cost_model = cost_model_named() if cost_model is None else cost_model
     if fidelity == "simulate":
         simulating(cost_model)
-    rules = _rules(cost_model, space) if rules is None else tuple(rules)
+    rules = _rules(cost_model, space, setting) if rules is None else tuple(rules)
     funnel = Funnel()
-    best = _Best(keep, _empty(cluster, space))
-    cuts = bool(getattr(cost_model, "chooses_layouts", False))
-    for plans in blocks(setting, space, rules, funnel, cuts=cuts):
-        best.add(cost_model.price(model, cluster, workload, plans))
-    costs, simulated = best.ranked(), None
+    join = Join(setting, space, rules, funnel, cuts=bool(getattr(cost_model, "chooses_layouts", False)))
+    pool, skipped = _explored(join, cost_model, keep, objective, band, told)
+    costs, simulated = pool.ranked(), None
     if fidelity == "simulate":
         auto = all(layers == AUTO_LAYERS for layers, _ in space.recompute)
         costs, simulated = refine(cost_model, setting, costs, sure=sure, auto=auto)
@@ -73,14 +88,17 @@ def search(
         workload=workload,
         space=space,
         cost_model=cost_model.name,
-        costs=costs,
+        costs=costs if simulated is not None else _simplest_first(costs, objective, band, cluster),
         counts=Counts(
             candidates=funnel.candidates,
             removed=funnel.removed,
-            memory=best.too_big + unfit,
-            feasible=best.feasible - unfit,
+            memory=pool.too_big + unfit,
+            feasible=pool.feasible - unfit,
+            skipped=skipped,
         ),
-        closest_miss=best.miss,
+        closest_miss=pool.miss,
+        objective=objective,
+        band=band,
         simulated=simulated,
     )
     if len(ranking) or not advise:
@@ -95,65 +113,43 @@ def search(
     return replace(ranking, nothing=nothing_left(ranking, setting, funnel, works))
 
 
-def _rules(cost_model: CostModel, space: Space) -> tuple[Rule, ...]:
+def _explored(
+    join: Join, cost_model: CostModel, keep: int, objective: Objective, band: float, told: Told | None
+) -> tuple[Pool, dict[str, int]]:
+    """The best plans below a join, and the candidates that bounds spared pricing."""
+    setting = join.setting
+    node, order = setting.cluster.gpus_per_node, join.space.order
+    empty = no_costs(Plans.of(order=order), setting.cluster.memory_bytes)
+    pool = Pool(keep, empty, objective=objective, gpus_per_node=node)
+    if not can_bound(cost_model):
+        for plans in join.below(0, {}):
+            pool.add(cost_model.price(*setting, plans))
+        return pool, {}
+    meshes = list(join.below(0, {}, stop=len(MESH)))
+    if sum(map(len, meshes)) * join.rest(len(MESH)) > LARGE:
+        pool = Pool(
+            min(keep, LARGE_KEEP), empty, objective=objective, gpus_per_node=node, meshes=min(keep, MESHES)
+        )
+        return pool, Bounded(join, cost_model, pool, window=band, told=told).run(Plans.concatenate(meshes))
+    for mesh in meshes:
+        for plans in join.below(len(MESH), {name: getattr(mesh, name) for name in MESH}):
+            pool.add(cost_model.price(*setting, plans))
+    return pool, {}
+
+
+def _rules(cost_model: CostModel, space: Space, setting: Setting) -> tuple[Rule, ...]:
     own: tuple[Rule, ...] = getattr(cost_model, "rules", ())
-    together = dict.fromkeys((*own, *RULES))
-    return tuple(r for r in together if not (r.practice and space.chosen.intersection(r.columns)))
+    together = dict.fromkeys((*own, *rules_of(space.framework)))
+    found = [r for r in together if not (r.practice and space.chosen.intersection(r.columns))]
+    if space.size == "plain":
+        return tuple(found)
+    return (*found, *no_effect_rules(space.values(setting), open_vp=space.vp is None))
 
 
-def _empty(cluster: Cluster, space: Space) -> Costs:
-    """Costs of no plan at all, for when the rules leave nothing to price."""
-    none = np.zeros(0)
-    return Costs(
-        plans=Plans.of(order=space.order),
-        step_s=none,
-        memory_bytes=none,
-        memory_limit_bytes=cluster.memory_bytes,
-        mfu=none,
-        time={},
-        memory={},
-    )
-
-
-class _Best:
-    """The best ``keep`` plans so far, how many fitted, and the one that missed by least."""
-
-    def __init__(self, keep: int, empty: Costs) -> None:
-        self.keep, self.empty = keep, empty
-        self.feasible = 0
-        self.too_big = 0
-        self.miss: Miss | None = None
-        self._pieces: list[tuple[Costs, Ints]] = []
-        self._rows = 0
-
-    def add(self, costs: Costs) -> None:
-        fits = costs.fits
-        if not fits.all():
-            self._note_miss(costs, fits)
-        places = np.arange(len(fits), dtype=np.int64) + self.feasible + self.too_big
-        fitting = int(fits.sum())
-        self.feasible += fitting
-        self.too_big += len(fits) - fitting
-        self._pieces.append((costs.take(fits), places[fits]))
-        self._rows += fitting
-        if self._rows > 2 * self.keep:
-            self._cut()
-
-    def ranked(self) -> Costs:
-        """The best plans, fastest first."""
-        if not self._pieces:
-            return self.empty
-        self._cut()
-        return self._pieces[0][0]
-
-    def _cut(self) -> None:
-        costs = Costs.concatenate([c for c, _ in self._pieces])
-        places = np.concatenate([p for _, p in self._pieces])
-        index = by_time(costs.step_s, places)[: self.keep]
-        self._pieces = [(costs.take(index), places[index])]
-        self._rows = len(index)
-
-    def _note_miss(self, costs: Costs, fits: Bools) -> None:
-        least = int(np.argmin(np.where(fits, np.inf, costs.memory_bytes)))
-        if self.miss is None or costs.memory_bytes[least] < self.miss.costs.memory_bytes[0]:
-            self.miss = Miss(costs=costs.take(np.array([least])))
+def _simplest_first(costs: Costs, objective: Objective, band: float, cluster: Cluster) -> Costs:
+    """Of the plans tied with the fastest within ``band`` the simpler first, the faster of equally simple."""
+    if objective not in ("step", "mfu", "cost") or not band or not len(costs.step_s):
+        return costs
+    ties = tied(costs.step_s, band)
+    simple = np.where(ties, complexity(costs.plans, cluster.gpus_per_node), 1 << 20)
+    return costs.take(np.lexsort((np.arange(len(ties)), simple)))

@@ -1,0 +1,131 @@
+"""The best plans so far: how many fitted, which missed by least, and what a new plan must beat."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from meshplan.cost.costs import Bools, Costs, Floats
+from meshplan.plan.plans import Ints, Plans
+from meshplan.search.objective import Objective, order, values
+from meshplan.search.ranking import Miss
+
+MESH_COLUMNS = ("tp", "cp", "pp", "dp", "ep", "etp")
+"""What makes two plans the same mesh: another only fills it otherwise."""
+
+
+class Pool:
+    """The best ``keep`` plans by an objective, and the best of each of the first ``meshes`` meshes."""
+
+    def __init__(
+        self,
+        keep: int,
+        empty: Costs,
+        *,
+        objective: Objective = "step",
+        gpus_per_node: int = 8,
+        meshes: int = 0,
+    ) -> None:
+        self.keep, self.empty, self.meshes = keep, empty, meshes
+        self.objective: Objective = objective
+        self.gpus_per_node = gpus_per_node
+        self.feasible = 0
+        self.too_big = 0
+        self.miss: Miss | None = None
+        self.least = np.inf
+        """The smallest value of the objective so far."""
+        self._pieces: list[tuple[Costs, Ints]] = []
+        self._rows = 0
+        self._best_of: dict[int, float] = {}
+
+    def add(self, costs: Costs) -> None:
+        """Take in a priced table; its rows come after all earlier ones."""
+        fits = costs.fits
+        if not fits.all():
+            self._note_miss(costs, fits)
+        places = np.arange(len(fits), dtype=np.int64) + self.feasible + self.too_big
+        fitting = int(fits.sum())
+        self.feasible += fitting
+        self.too_big += len(fits) - fitting
+        if not fitting:
+            return
+        kept = costs if fitting == len(fits) else costs.take(fits)
+        if self.meshes:
+            self._note_meshes(kept)
+        self._pieces.append((kept, places[fits]))
+        self._rows += fitting
+        if self._rows > 2 * self.keep + 4 * self.meshes:
+            self._cut()
+
+    def ranked(self) -> Costs:
+        """The best plans, the best first."""
+        if not self._pieces:
+            return self.empty
+        self._cut()
+        return self._pieces[0][0]
+
+    def threshold(self, window: float = 0.0) -> float:
+        """What a plan must not exceed to be of interest: the best of the last mesh that is kept, or
+        ``window`` beyond the very best; infinite before there are enough."""
+        if len(self._best_of) < self.meshes:
+            return np.inf
+        worst = float(
+            np.partition(np.fromiter(self._best_of.values(), float), self.meshes - 1)[self.meshes - 1]
+        )
+        return max(worst, self.least * (1 + window))
+
+    def _note_meshes(self, costs: Costs) -> None:
+        found = values(costs, self.objective, self.gpus_per_node)
+        self.least = min(self.least, float(found.min()))
+        keys = mesh_keys(costs.plans)
+        by_value = np.argsort(found, kind="stable")
+        _, first = np.unique(keys[by_value], return_index=True)
+        for row in by_value[first].tolist():
+            key, value = int(keys[row]), float(found[row])
+            if value < self._best_of.get(key, np.inf):
+                self._best_of[key] = value
+
+    def _cut(self) -> None:
+        costs = Costs.concatenate([c for c, _ in self._pieces])
+        places = np.concatenate([p for _, p in self._pieces])
+        index = order(values(costs, self.objective, self.gpus_per_node), costs.step_s, places)
+        keep = index[: self.keep]
+        if self.meshes and len(index) > self.keep:
+            keys = mesh_keys(costs.plans)[index]
+            _, first = np.unique(keys, return_index=True)
+            best = np.sort(first)[: self.meshes]
+            keep = index[np.union1d(np.arange(self.keep), best)]
+        self._pieces = [(costs.take(keep), places[keep])]
+        self._rows = len(keep)
+
+    def _note_miss(self, costs: Costs, fits: Bools) -> None:
+        least = int(np.argmin(np.where(fits, np.inf, costs.memory_bytes)))
+        if self.miss is None or costs.memory_bytes[least] < self.miss.costs.memory_bytes[0]:
+            self.miss = Miss(costs=costs.take(np.array([least])))
+
+
+def mesh_keys(plans: Plans) -> Ints:
+    """A number for each plan that is equal for plans on the same mesh."""
+    key = np.zeros(len(plans), dtype=np.int64)
+    for name in MESH_COLUMNS:
+        key = key * 1_000_003 + getattr(plans, name)
+    return key
+
+
+def first_of_mesh(plans: Plans) -> Ints:
+    """Rows that are the first of their mesh, in order."""
+    _, first = np.unique(mesh_keys(plans), return_index=True)
+    return np.sort(first).astype(np.int64)
+
+
+def no_costs(plans: Plans, limit_bytes: float) -> Costs:
+    """Costs of no plan at all, for when the rules leave nothing to price."""
+    none: Floats = np.zeros(0)
+    return Costs(
+        plans=plans,
+        step_s=none,
+        memory_bytes=none,
+        memory_limit_bytes=limit_bytes,
+        mfu=none,
+        time={},
+        memory={},
+    )
