@@ -42,7 +42,7 @@ def test_export_then_read(target: str, tmp_path: Path, capsys: pytest.CaptureFix
     assert (code, err) == (0, "")
     data = json.loads(text)
     assert set(data["files"]) == {p.name for p in Path(out).iterdir()}
-    assert stat.S_IMODE(os.stat(Path(out) / "run.sh").st_mode) & 0o100
+    assert stat.S_IMODE((Path(out) / "run.sh").stat().st_mode) & 0o100
     code, text, err = run(capsys, "read", f"{out}/run.sh", "--json")
     assert err == ""
     read = json.loads(text)
@@ -86,8 +86,8 @@ def test_read_json_has_the_keys_of_plan_json(tmp_path: Path, capsys: pytest.Capt
 def test_the_plan_the_flags_fix(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = str(tmp_path / "x")
     code, text, err = run(
-        capsys, "export", *ASK, "--to", "megatron", "--out", out, "--tp", "2", "--pp", "2", "--cp", "1", "--mbs", "2",
-        "--vp", "1", "--recompute", "none",
+        capsys, "export", *ASK, "--to", "megatron", "--out", out, "--tp", "2", "--pp", "2", "--cp", "1",
+        "--mbs", "2", "--vp", "1", "--recompute", "none",
     )  # fmt: skip
     assert (code, err) == (0, "")
     args = (tmp_path / "x" / "megatron.args").read_text()
@@ -189,10 +189,12 @@ def test_read_from_standard_input(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = (
-        "--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention"
+        "--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32"
+        " --group-query-attention"
         " --num-query-groups 8 --swiglu --disable-bias-linear --normalization RMSNorm --vocab-size 128256"
         " --untie-embeddings-and-output-weights --position-embedding-type rope --seq-length 8192 --bf16"
-        " --micro-batch-size 1 --global-batch-size 128 --tensor-model-parallel-size 8 --use-distributed-optimizer"
+        " --micro-batch-size 1 --global-batch-size 128 --tensor-model-parallel-size 8"
+        " --use-distributed-optimizer"
     )
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
     code, out, err = run(capsys, "read", "-", "--gpus", "64")
@@ -250,7 +252,8 @@ def test_bad_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_job_file_is_answered_by_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(
-        "model: llama-3.1-8b\ncluster: {gpu: h100-sxm, gpus: 16}\nworkload: {seq: 8192, gbs: 64}\nspace: {tp: [2]}\n"
+        "model: llama-3.1-8b\ncluster: {gpu: h100-sxm, gpus: 16}\nworkload:"
+        " {seq: 8192, gbs: 64}\nspace: {tp: [2]}\n"
     )
     code, out, err = run(capsys, "read", str(file))
     assert (code, err) == (0, "")

@@ -155,7 +155,10 @@ def slurm() -> Iterator[dict[str, str]]:
         "SelectTypeParameters": "CR_Core", "GresTypes": "gpu",
     }  # fmt: skip
     text = "".join(f"{key}={value}\n" for key, value in lines.items())
-    text += f"NodeName={host} CPUs=1 Gres=gpu:8 State=UNKNOWN\nPartitionName=all Nodes={host} Default=YES State=UP\n"
+    text += (
+        f"NodeName={host} CPUs=1 Gres=gpu:8 State=UNKNOWN\nPartitionName=all Nodes={host}"
+        f" Default=YES State=UP\n"
+    )
     conf = folder / "slurm.conf"
     conf.write_text(text)
     (folder / "state").mkdir()
@@ -176,7 +179,8 @@ def slurm() -> Iterator[dict[str, str]]:
             time.sleep(0.5)
         else:
             pytest.skip(
-                f"NOT RUN: the one-node Slurm did not come up ({state.stdout.strip() or state.stderr.strip()})"
+                f"NOT RUN: the one-node Slurm did not come up"
+                f" ({state.stdout.strip() or state.stderr.strip()})"
             )
         yield env
     finally:

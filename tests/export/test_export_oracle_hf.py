@@ -135,8 +135,10 @@ def test_accelerate_launch_takes_our_command_line(tmp_path: Path, monkeypatch: p
     file = tmp_path / "accelerate.yaml"
     file.write_text(launch.files["accelerate.yaml"], encoding="utf-8")
     words = [
-        "--config_file", str(file), "--num_machines", str(job.nodes), "--num_processes", str(job.setting.cluster.gpus),
-        "--machine_rank", "0", "--main_process_ip", "localhost", "--main_process_port", "29500", "train.py", "--x", "1",
+        "--config_file", str(file), "--num_machines", str(job.nodes), "--num_processes",
+        str(job.setting.cluster.gpus),
+        "--machine_rank", "0", "--main_process_ip", "localhost", "--main_process_port", "29500",
+        "train.py", "--x", "1",
     ]  # fmt: skip
     for flag in (word for word in words if word.startswith("--") and word != "--x"):
         assert flag in launch.files["run.sh"]

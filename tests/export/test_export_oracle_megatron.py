@@ -24,7 +24,10 @@ from meshplan.export.targets import export
 from meshplan.plan.kinds import Schedule, Sharding
 from meshplan.plan.rules import broken, framework_rules
 
-LOUD = "ORACLE NOT RUN: megatron-core is not installed (pip install torch megatron-core, outside this environment)"
+LOUD = (
+    "ORACLE NOT RUN: megatron-core is not installed (pip install torch megatron-core, outside"
+    " this environment)"
+)
 pytestmark = [
     pytest.mark.oracle,
     pytest.mark.skipif(importlib.util.find_spec("megatron") is None, reason=LOUD),
@@ -50,7 +53,9 @@ EXPLAINED = {
     "tp-divides-shared-experts": "checked by the layers when the model is built, as for a dense MLP",
     "megatron-optimizer-instances": "asserted when process groups are made (core/parallel_state.py)",
     "hierarchical-cp-sizes": "raised by TransformerEngine's attention (a2a+p2p)",
-    "tp-divides-mlp": "checked by the layers when the model is built (core/tensor_parallel/layers.py, divide)",
+    "tp-divides-mlp": (
+        "checked by the layers when the model is built (core/tensor_parallel/layers.py, divide)"
+    ),
     "etp-divides-expert": "checked by the experts when the model is built (core/transformer/moe/experts.py)",
     "sp-divides-seq": "checked when activations are scattered (core/tensor_parallel/mappings.py)",
     "megatron-moe-needs-sp": "raised in the forward pass of an MoE layer (core/transformer/moe/moe_layer.py)",
@@ -190,7 +195,7 @@ def test_layouts_mean_the_same() -> None:
 
 
 def test_validity_agrees_on_two_thousand_plans() -> None:
-    """Where our rules and Megatron's configuration classes differ, it is in a rule that says where it is checked."""
+    """Where our rules and Megatron's configuration classes differ, a rule says where it is checked."""
     agreed = {True: 0, False: 0}
     for job in jobs(2000, "validity"):
         launch = export_megatron(job)

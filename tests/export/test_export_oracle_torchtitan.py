@@ -1,4 +1,4 @@
-"""What we write, loaded by torchtitan itself: its configuration manager, mesh rules, model rules, stage split.
+"""What we write, loaded by torchtitan itself: configuration manager, mesh and model rules, stage split.
 
 Needs torchtitan 0.3 (and triton, which its configuration imports); skipped, loudly, where it is not there.
 """
@@ -301,8 +301,11 @@ def schedule(plan: Any, micro_batches: int) -> None:
     )
     stages = [
         SimpleNamespace(
-            group_size=plan.pp, group_rank=0, num_stages=total, stage_index=i, stage_index_to_group_rank={},
-            is_first=i == 0, is_last=i == total - 1, has_backward=True, device=torch.device("cpu"), group=None, submod=torch.nn.Identity(),
+            group_size=plan.pp, group_rank=0, num_stages=total, stage_index=i,
+            stage_index_to_group_rank={},
+            is_first=i == 0, is_last=i == total - 1, has_backward=True,
+            device=torch.device("cpu"), group=None,
+            submod=torch.nn.Identity(),
         )
         for i in own
     ]  # fmt: skip

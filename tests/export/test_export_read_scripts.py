@@ -98,7 +98,8 @@ def test_what_is_not_there_is_filled_in_and_marked() -> None:
 def test_etp_defaults_to_tp() -> None:
     """Megatron's default that surprises people: experts are split by tp unless told otherwise."""
     text = (
-        f"pretrain_gpt.py {LLAMA_8B} --num-experts 8 --expert-model-parallel-size 2 --tensor-model-parallel-size 4"
+        f"pretrain_gpt.py {LLAMA_8B} --num-experts 8 --expert-model-parallel-size 2"
+        f" --tensor-model-parallel-size 4"
         " --sequence-parallel --seq-length 4096 --micro-batch-size 1 --global-batch-size 64 --bf16"
     )
     reading = read(text, Given(gpus=16))
@@ -124,10 +125,14 @@ def test_etp_defaults_to_tp() -> None:
         ("--global-batch-size 63", "gbs"),
         ("--pipeline-model-parallel-layout 'Et|t|tL' --pipeline-model-parallel-size 2", "3 stages"),
         ("--pipeline-model-parallel-layout 'Ett|ttL' --pipeline-model-parallel-size 2", "4 layers"),
-        ("--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 4"
-         " --global-batch-size 20", "multiples of pp"),
+        (
+            "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2"
+            " --num-virtual-stages-per-pipeline-rank 4"
+            " --global-batch-size 20",
+            "multiples of pp",
+        ),
     ],
-)  # fmt: skip
+)
 def test_why_it_would_not_start(flags: str, part: str) -> None:
     base = f"pretrain_gpt.py {LLAMA_8B} --seq-length 8192 --micro-batch-size 1 --bf16"
     if "--global-batch-size" not in flags:
@@ -162,19 +167,24 @@ def test_environment_rules() -> None:
 
 
 def test_unknown_flags_are_listed() -> None:
-    text = f"pretrain_gpt.py {LLAMA_8B} --seq-length 8192 --micro-batch-size 1 --tensor-model-paralel-size 4 --bf16"
+    text = (
+        f"pretrain_gpt.py {LLAMA_8B} --seq-length 8192 --micro-batch-size 1"
+        f" --tensor-model-paralel-size 4 --bf16"
+    )
     assert read(text).unknown == ("--tensor-model-paralel-size",)
 
 
 def test_a_script_inside_a_string() -> None:
-    text = f'CMD="\ncd /x;\npython pretrain_gpt.py {LLAMA_8B} --seq-length 4096 --micro-batch-size 1 --bf16"\nsrun bash -c "$CMD"'
+    command = f"python pretrain_gpt.py {LLAMA_8B} --seq-length 4096 --micro-batch-size 1 --bf16"
+    text = f'CMD="\ncd /x;\n{command}"\nsrun bash -c "$CMD"'
     assert read(text).setting.workload.seq == 4096
 
 
 def test_virtual_stages_and_ends() -> None:
     base = (
         "pretrain_gpt.py --num-layers 126 --hidden-size 16384 --num-attention-heads 128 --seq-length 8192"
-        " --micro-batch-size 1 --global-batch-size 512 --vocab-size 128256 --bf16 --swiglu --ffn-hidden-size 53248"
+        " --micro-batch-size 1 --global-batch-size 512 --vocab-size 128256 --bf16 --swiglu"
+        " --ffn-hidden-size 53248"
         " --group-query-attention --num-query-groups 8 --disable-bias-linear --normalization RMSNorm"
         " --untie-embeddings-and-output-weights --position-embedding-type rope --tensor-model-parallel-size 8"
         " --sequence-parallel --use-distributed-optimizer --pipeline-model-parallel-size 16"
@@ -199,7 +209,8 @@ NEMO = [
     " model.ffn_hidden_size=14336 model.num_query_groups=8 model.sequence_parallel=True"
     " model.activations_checkpoint_granularity=full model.activations_checkpoint_method=uniform"
     " model.activations_checkpoint_num_layers=1",
-    "uv run python scripts/training/run_recipe.py --recipe llama3_8b_pretrain_config -tp 4 -pp 2 -gb 128 -mb 1"
+    "uv run python scripts/training/run_recipe.py --recipe llama3_8b_pretrain_config -tp 4 -pp 2 -gb"
+    " 128 -mb 1"
     " model.sequence_parallel=true dataset.seq_length=4096 model.recompute_granularity=full"
     " model.recompute_method=uniform model.recompute_num_layers=1",
 ]
@@ -297,7 +308,8 @@ def test_deepspeed_json_with_auto_values() -> None:
 
 def test_deepspeed_pipeline_with_zero_two_would_not_start() -> None:
     data = {"train_batch_size": 64, "gradient_accumulation_steps": 8, "train_micro_batch_size_per_gpu": 1,
-            "pipeline": {"stages": 2}, "zero_optimization": {"stage": 2}, "bf16": {"enabled": True}}  # fmt: skip
+            "pipeline": {"stages": 2}, "zero_optimization": {"stage": 2},
+            "bf16": {"enabled": True}}  # fmt: skip
     reading = read(json.dumps(data), Given(gpus=16, model="llama-3.1-8b"))
     assert any("pipeline" in problem for problem in reading.problems)
 
@@ -309,9 +321,12 @@ def test_batch_sizes_that_contradict_the_gpus() -> None:
 
 
 def test_a_launch_script_and_its_configuration_beside_it() -> None:
-    config = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2, "zero_optimization": {"stage": 1},
-              "bf16": {"enabled": True}}  # fmt: skip
-    text = "deepspeed --num_nodes 2 --num_gpus 8 train.py --deepspeed_config conf/ds.json --gradient_checkpointing True"
+    config = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2,
+              "zero_optimization": {"stage": 1}, "bf16": {"enabled": True}}  # fmt: skip
+    text = (
+        "deepspeed --num_nodes 2 --num_gpus 8 train.py --deepspeed_config conf/ds.json"
+        " --gradient_checkpointing True"
+    )
     reading = read(text, Given(model="llama-3.1-8b"), beside={"ds.json": json.dumps(config)})
     assert reading.plan.recompute_layers == ALL_LAYERS
     assert (reading.plan.dp, reading.plan.mbs) == (16, 4)
@@ -335,27 +350,58 @@ def test_a_launch_script_and_its_configuration_beside_it() -> None:
         ('{"train_batch_size": "many"}', "whole number"),
         ('{"train_batch_size": 8, "zero_optimization": {"stage": 7}}', "stage"),
         ('{"train_batch_size": 8, "zero_optimization": 3}', "must be a table"),
-        (f"pretrain_gpt.py {LLAMA_8B} --tensor-model-parallel-size 4 --tensor-model-parallel-size 8", "given twice (4 and 8)"),
+        (
+            f"pretrain_gpt.py {LLAMA_8B} --tensor-model-parallel-size 4 --tensor-model-parallel-size 8",
+            "given twice (4 and 8)",
+        ),
         (f"pretrain_gpt.py {LLAMA_8B} --tensor-model-parallel-size $TP --micro-batch-size 1", "$TP"),
-        (f"pretrain_gpt.py {LLAMA_8B} --tensor-model-parallel-size ${{TP}} --micro-batch-size 1", "no value in this file"),
-        (f"pretrain_gpt.py {LLAMA_8B} --tensor-model-parallel-size four --micro-batch-size 1", "whole number"),
+        (
+            f"pretrain_gpt.py {LLAMA_8B} --tensor-model-parallel-size ${{TP}} --micro-batch-size 1",
+            "no value in this file",
+        ),
+        (
+            f"pretrain_gpt.py {LLAMA_8B} --tensor-model-parallel-size four --micro-batch-size 1",
+            "whole number",
+        ),
         (f"pretrain_gpt.py {LLAMA_8B} --tensor-model-parallel-size 0 --micro-batch-size 1", "from 1"),
         (f"pretrain_gpt.py {LLAMA_8B} --tensor-model-parallel-size -2 --micro-batch-size 1", "from 1"),
         (f"pretrain_gpt.py {LLAMA_8B} --tensor-model-parallel-size 1e3 --micro-batch-size 1", "whole number"),
-        (f"pretrain_gpt.py {LLAMA_8B} --tensor-model-parallel-size 99999999999999999999 --micro-batch-size 1", "whole number"),
-        (f"pretrain_gpt.py {LLAMA_8B} --cp-comm-type carrier-pigeon --context-parallel-size 2 --micro-batch-size 1", "p2p"),
-        (f"pretrain_gpt.py {LLAMA_8B} --recompute-granularity some --micro-batch-size 1", "full or selective"),
-        (f"pretrain_gpt.py {LLAMA_8B} --moe-layer-freq '__import__(1)' --num-experts 8 --micro-batch-size 1", "zeros and ones"),
-        ("pretrain_gpt.py --num-layers 32 --micro-batch-size 1 --global-batch-size 8", "--hidden-size is missing"),
+        (f"pretrain_gpt.py {LLAMA_8B} --tensor-model-parallel-size 99999999999999999999", "whole number"),
+        (
+            f"pretrain_gpt.py {LLAMA_8B} --cp-comm-type carrier-pigeon --context-parallel-size 2"
+            f" --micro-batch-size 1",
+            "p2p",
+        ),
+        (
+            f"pretrain_gpt.py {LLAMA_8B} --recompute-granularity some --micro-batch-size 1",
+            "full or selective",
+        ),
+        (
+            f"pretrain_gpt.py {LLAMA_8B} --moe-layer-freq '__import__(1)' --num-experts 8"
+            f" --micro-batch-size 1",
+            "zeros and ones",
+        ),
+        (
+            "pretrain_gpt.py --num-layers 32 --micro-batch-size 1 --global-batch-size 8",
+            "--hidden-size is missing",
+        ),
         ("pretrain_gpt.py --tensor-model-parallel-size 4 --micro-batch-size 1", "which model"),
         ("python pretrain_bert.py --num-layers 24 --hidden-size 1024", "only training of decoders"),
-        ("torchrun train.py --hybrid-layer-pattern M-M- --num-layers 4 --hidden-size 64 --num-attention-heads 4", "Mamba"),
+        (
+            "torchrun train.py --hybrid-layer-pattern M-M- --num-layers 4 --hidden-size 64"
+            " --num-attention-heads 4",
+            "Mamba",
+        ),
         ("colossalai run --nproc_per_node 8 train.py --plugin gemini", "ColossalAI"),
         ("python3 -m MaxText.train MaxText/configs/base.yml dcn_data_parallelism=2", "MaxText"),
         ("[2026-01-01 00:00:00] iteration 1/100 | elapsed 12.3 s | loss 10.4\n" * 40, "no launch settings"),
         ("import torch\nmodel = torch.nn.Linear(1, 1)\n", "Python file without settings"),
         ("import torchtitan.train as t\ndef f(:\n", "Python with an error"),
-        ("from torchtitan.config import ParallelismConfig\nX = ParallelismConfig(tensor_parallel_degree=f())\n", "not a plain value"),
+        (
+            "from torchtitan.config import ParallelismConfig\nX ="
+            " ParallelismConfig(tensor_parallel_degree=f())\n",
+            "not a plain value",
+        ),
         ("from torchtitan.config import ParallelismConfig as P\nimport x\n", "which model"),
         ("echo 'never closed\npretrain_gpt.py", "never closed"),
         ('pretrain_gpt.py "${ARGS[@]"', "never closed"),
@@ -363,14 +409,21 @@ def test_a_launch_script_and_its_configuration_beside_it() -> None:
         ("[training]\nseq_len = 1\nseq_len = 2\n", "given twice"),
         ("[tool.ruff]\nline-length = 110\n", "no known framework"),
         ("apiVersion: v1\nkind: Pod\n", "no launch settings"),
-        ("compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\ndistributed_type: NO\n", "distributed_type"),
+        (
+            "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\ndistributed_type: NO\n",
+            "distributed_type",
+        ),
         ("compute_environment: LOCAL_MACHINE\nfsdp_config: [1]\n", "must be a table"),
         ("compute_environment: &a LOCAL\ndistributed_type: *a\n", "alias"),
         ("deepspeed train.py --deepspeed_config nowhere.json", "not beside it"),
-        ("torchrun -m torchtitan.train --module llama3 --config llama3_8b --parallelism.pipeline_parallel_schedule Fast"
-         " --parallelism.pipeline_parallel_degree 2", "1F1B"),
+        (
+            "torchrun -m torchtitan.train --module llama3 --config llama3_8b"
+            " --parallelism.pipeline_parallel_schedule Fast"
+            " --parallelism.pipeline_parallel_degree 2",
+            "1F1B",
+        ),
     ],
-)  # fmt: skip
+)
 def test_one_sentence_each(text: str, part: str) -> None:
     said = complaint(text)
     assert part in said, said
@@ -383,7 +436,8 @@ def test_nothing_is_executed(tmp_path) -> None:
     marker = tmp_path / "ran"
     text = (
         f"TP=$(touch {marker}; echo 4)\nX=`touch {marker}`\ntrap 'touch {marker}' EXIT\neval touch {marker}\n"
-        f"pretrain_gpt.py {LLAMA_8B} --micro-batch-size 1 --tensor-model-parallel-size $((4 + $(touch {marker})))"
+        f"pretrain_gpt.py {LLAMA_8B} --micro-batch-size 1 --tensor-model-parallel-size $((4 + $(touch"
+        f" {marker})))"
     )
     complaint(text)
     assert not marker.exists()

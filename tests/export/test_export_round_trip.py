@@ -90,7 +90,8 @@ def test_without_notes_the_plan_itself_comes_back(target: str) -> None:
         elif asked != written:
             changed = {c for note in launch.notes for c in note.change}
             differing = {
-                f for f in ("tp", "sp", "cp", "cp_kind", "pp", "vp", "schedule", "layout", "dp", "ep", "etp", "mbs", "recompute_layers", "recompute_modules")
+                f for f in ("tp", "sp", "cp", "cp_kind", "pp", "vp", "schedule", "layout", "dp", "ep", "etp",
+                          "mbs", "recompute_layers", "recompute_modules")
                 if getattr(asked, f) != getattr(written, f)
             }  # fmt: skip
             if asked.recompute_layers >= counted(written, len(job.model.layers)).recompute_layers > 0:

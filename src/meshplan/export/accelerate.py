@@ -47,7 +47,8 @@ def export_accelerate(job: Job) -> Launch:
     ]
     program = (
         f'accelerate launch --config_file "$HERE/{CONFIG}" \\\n'
-        '  --num_machines "$NNODES" --num_processes "$((NNODES * GPUS_PER_NODE))" --machine_rank "$NODE_RANK" \\\n'
+        '  --num_machines "$NNODES" --num_processes "$((NNODES * GPUS_PER_NODE))" \\\n'
+        '  --machine_rank "$NODE_RANK" \\\n'
         '  --main_process_ip "$MASTER_ADDR" --main_process_port "$MASTER_PORT" \\\n'
         '  "$TRAIN" "${ARGS[@]}"'
     )

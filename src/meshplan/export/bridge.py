@@ -197,7 +197,7 @@ def _module(job: Job, fitting: Fitting, recipe: tuple[str, str], precision: str)
         "",
         "",
         "def config():",
-        '    """The library\'s recipe with this plan; data, tokenizer and learning rate are yours to change."""',
+        '    """The library\'s recipe with this plan; data, tokenizer, learning rate are yours to change."""',
         f"    cfg = {function}()",
     ]
     for path, value in settings(fitting, precision).items():

@@ -20,21 +20,25 @@ from meshplan.export.torchtitan_sources import titan_module, titan_toml
 
 KINDS = "Megatron-LM, Megatron-Bridge or NeMo, torchtitan, DeepSpeed, accelerate, meshplan"
 _OTHERS = {
-    "colossalai": "ColossalAI", "maxtext": "MaxText", "paddle.distributed": "PaddlePaddle", "llmfoundry": "llm-foundry",
-    "llm-foundry": "llm-foundry", "axolotl": "Axolotl", "llamafactory": "LLaMA-Factory", "nanotron": "nanotron",
-    "torchtune": "torchtune", "torchtnt": "TorchTNT", "pytorch_lightning": "PyTorch Lightning", "swift sft": "ms-swift",
+    "colossalai": "ColossalAI", "maxtext": "MaxText", "paddle.distributed": "PaddlePaddle",
+    "llmfoundry": "llm-foundry", "llm-foundry": "llm-foundry", "axolotl": "Axolotl",
+    "llamafactory": "LLaMA-Factory", "nanotron": "nanotron", "torchtune": "torchtune",
+    "torchtnt": "TorchTNT", "pytorch_lightning": "PyTorch Lightning", "swift sft": "ms-swift",
     "xtuner": "XTuner", "levanter": "Levanter", "gpt-neox": "GPT-NeoX", "mindspeed": "MindSpeed",
     "horovodrun": "Horovod", "sky launch": "SkyPilot",
 }  # fmt: skip
 
 
 def other_framework(text: str) -> str:
+    """A clause naming the framework that a text looks like, where it is a known one."""
     low = text.lower()
     name = next((title for mark, title in _OTHERS.items() if mark in low), None)
     return f"; it looks like {name}" if name else ""
 
 
 def read_json(text: str) -> Found:
+    """A DeepSpeed configuration; raises ``InputError`` for broken or other JSON."""
+
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         table: dict[str, Any] = {}
         for key, value in pairs:
@@ -67,6 +71,7 @@ def read_json(text: str) -> Found:
 
 
 def is_json(text: str) -> bool:
+    """Whether a text is whole JSON."""
     try:
         json.loads(text)
     except (ValueError, RecursionError):
@@ -75,6 +80,7 @@ def is_json(text: str) -> bool:
 
 
 def toml_of(text: str) -> dict[str, Any] | None:
+    """The table of a TOML text; ``None`` for what is none."""
     if not re.search(r"^\s*\[[\w.\- ]+\]\s*(#.*)?$", text, re.MULTILINE):
         return None
     try:
@@ -91,6 +97,7 @@ def toml_of(text: str) -> dict[str, Any] | None:
 
 
 def of_tables(table: dict[str, Any]) -> Found | Mapping[str, Any]:
+    """Settings in TOML: torchtitan's before 0.3, or the table of a meshplan job."""
     if {"workload", "space"} & set(table) or ("model" in table and isinstance(table["model"], str)):
         return table
     if {"training", "parallelism", "experimental"} & set(table):
@@ -103,6 +110,7 @@ def of_tables(table: dict[str, Any]) -> Found | Mapping[str, Any]:
 
 
 def python_of(text: str) -> ast.Module | None:
+    """The syntax tree of a Python module; ``None`` for what is none."""
     if not re.search(r"^(import |from \w[\w.]* import |def |class |MESH_NAMES = )", text, re.MULTILINE):
         return None
     try:
@@ -118,6 +126,7 @@ def python_of(text: str) -> ast.Module | None:
 
 
 def of_module(tree: ast.Module, text: str) -> Found:
+    """Settings in a Python module, told by what it imports."""
     imported = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     imported += [
         alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names

@@ -14,8 +14,8 @@ def environment(job: Job, *, megatron: bool = False) -> dict[str, str]:
 
     ``CUDA_DEVICE_MAX_CONNECTIONS`` by Megatron's own checks (``megatron/training/arguments.py`` at
     core_v0.16.1 and core_v0.19.0): 1 where tensor or context parallelism is on and the GPU is older
-    than Blackwell, so that communication is queued before the kernels it hides under; FSDP (ZeRO 2 and 3 here)
-    refuses 1. Multi-node NVLink has to be named to NCCL. Expandable segments are what the memory
+    than Blackwell, so that communication is queued before the kernels it hides under; FSDP (ZeRO 2 and 3
+    here) refuses 1. Multi-node NVLink has to be named to NCCL. Expandable segments are what the memory
     estimate's small fragmentation assumes.
     """
     found = {}

@@ -48,7 +48,8 @@ def write(folder: str | Path, files: Mapping[str, str], *, force: bool = False) 
     taken = in_the_way(target, files)
     if taken and not force:
         raise InputError(
-            f"{shown(target / taken[0], 200)} is there already and differs; --force overwrites it, --diff shows how"
+            f"{shown(target / taken[0], 200)} is there already and differs;"
+            " --force overwrites it, --diff shows how"
         )
     made = not target.exists()
     try:
@@ -64,7 +65,7 @@ def write(folder: str | Path, files: Mapping[str, str], *, force: bool = False) 
             mode = 0o755 if name.endswith(EXECUTABLE) else 0o644
             file.chmod(mode & ~_umask())
         for name in files:
-            os.replace(staging / name, target / name)
+            (staging / name).replace(target / name)
         done = True
     except OSError as error:
         raise InputError(f"{shown(target, 200)} cannot be written: {_reason(error)}") from None

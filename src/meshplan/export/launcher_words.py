@@ -10,8 +10,8 @@ from meshplan.export.shell import Script
 
 _NODES = {"--nnodes", "--nodes", "-N", "--num_nodes", "--num-nodes", "--num_machines"}
 _PER_NODE = {
-    "--nproc-per-node", "--nproc_per_node", "--gpus-per-node", "--ntasks-per-node", "--num_gpus", "--num-gpus",
-    "--gpus", "-G",
+    "--nproc-per-node", "--nproc_per_node", "--gpus-per-node", "--ntasks-per-node", "--num_gpus",
+    "--num-gpus", "--gpus", "-G",
 }  # fmt: skip
 _WORLD = {"--num_processes", "--ntasks", "-n"}
 _VARIABLES = {

@@ -51,7 +51,8 @@ def _one_attention(model: Model) -> Attention | LatentAttention:
     kinds = {_without_window(layer.attention) for layer in model.layers}
     if None in kinds or len(kinds) != 1:
         raise InputError(
-            f"megatron's arguments cannot describe {model.name}: its layers have {len(kinds)} kinds of attention"
+            f"megatron's arguments cannot describe {model.name}:"
+            f" its layers have {len(kinds)} kinds of attention"
         )
     found = next(iter(kinds))
     assert found is not None

@@ -134,7 +134,8 @@ def _fit_recompute(fitting: Fitting) -> None:
     chunk = -(-fitting.plan.recompute_layers // plan.vp) * plan.vp
     if chunk != fitting.plan.recompute_layers:
         fitting.change(
-            "recompute", f"{chunk} layers a rank", f"Megatron counts them for each of the {plan.vp} virtual stages",
+            "recompute", f"{chunk} layers a rank",
+            f"Megatron counts them for each of the {plan.vp} virtual stages",
             asked=f"{plan.recompute_layers} layers a rank", recompute_layers=chunk,
         )  # fmt: skip
 
@@ -212,7 +213,8 @@ def recompute_options(plan: Plan) -> list[Option]:
     """What is recomputed in the backward pass."""
     if plan.recompute_layers == ALL_LAYERS:
         return [
-            ("--recompute-granularity", "full"), ("--recompute-method", "uniform"), ("--recompute-num-layers", "1"),
+            ("--recompute-granularity", "full"), ("--recompute-method", "uniform"),
+            ("--recompute-num-layers", "1"),
         ]  # fmt: skip
     if plan.recompute_layers:
         return [

@@ -14,11 +14,12 @@ from meshplan.plan.kinds import CpKind, Recompute, Schedule, Sharding
 from meshplan.plan.plans import ALL_LAYERS, DEFAULT_ORDER
 
 _KEYS = (
-    "compute_environment", "distributed_type", "mixed_precision", "num_machines", "num_processes", "machine_rank",
-    "main_training_function", "rdzv_backend", "same_network", "use_cpu", "fsdp_config", "parallelism_config", "debug",
-    "downcast_bf16", "enable_cpu_affinity", "tpu_env", "tpu_use_cluster", "tpu_use_sudo", "gpu_ids", "main_process_ip",
-    "main_process_port", "deepspeed_config", "dynamo_config", "fp8_config", "megatron_lm_config", "mpirun_config",
-    "tpu_name", "tpu_zone", "command_file", "commands", "tpu_vm",
+    "compute_environment", "distributed_type", "mixed_precision", "num_machines", "num_processes",
+    "machine_rank", "main_training_function", "rdzv_backend", "same_network", "use_cpu", "fsdp_config",
+    "parallelism_config", "debug", "downcast_bf16", "enable_cpu_affinity", "tpu_env", "tpu_use_cluster",
+    "tpu_use_sudo", "gpu_ids", "main_process_ip", "main_process_port", "deepspeed_config",
+    "dynamo_config", "fp8_config", "megatron_lm_config", "mpirun_config", "tpu_name", "tpu_zone",
+    "command_file", "commands", "tpu_vm",
 )  # fmt: skip
 
 _STRATEGIES = {"FULL_SHARD": True, "HYBRID_SHARD": True, "SHARD_GRAD_OP": False}

@@ -73,8 +73,9 @@ _SHORT = {
 """Short options of Megatron-Bridge's run_recipe.py."""
 
 _OTHER = (
-    "train", "dataset", "optimizer", "scheduler", "ddp", "dist", "checkpoint", "logger", "model", "trainer", "data",
-    "mixed_precision", "comm_overlap", "tokenizer", "rng", "validation", "optim", "resume", "log", "exp_manager",
+    "train", "dataset", "optimizer", "scheduler", "ddp", "dist", "checkpoint", "logger", "model",
+    "trainer", "data", "mixed_precision", "comm_overlap", "tokenizer", "rng", "validation", "optim",
+    "resume", "log", "exp_manager",
 )  # fmt: skip
 
 

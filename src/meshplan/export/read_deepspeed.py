@@ -14,15 +14,18 @@ from meshplan.plan.kinds import CpKind, Recompute, Schedule, Sharding
 from meshplan.plan.plans import ALL_LAYERS, DEFAULT_ORDER
 
 _KEYS = (
-    "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "zero_optimization",
-    "bf16", "bfloat16", "fp16", "gradient_clipping", "tensor_parallel", "sequence_parallel_size",
-    "data_parallel_size", "pipeline", "expert_parallel", "activation_checkpointing", "steps_per_print", "optimizer",
-    "scheduler", "wall_clock_breakdown", "communication_data_type", "prescale_gradients", "zero_allow_untested_optimizer",
-    "fp32_allreduce", "gradient_predivide_factor", "sparse_gradients", "amp", "flops_profiler", "autotuning", "comms_logger",
-    "tensorboard", "wandb", "csv_monitor", "comet", "aio", "checkpoint", "data_types", "data_efficiency", "compression_training",
-    "elasticity", "curriculum_learning", "dump_state", "memory_breakdown", "torch_autocast", "compile", "zero_force_ds_cpu_optimizer",
-    "hybrid_engine", "seq_parallel_communication_data_type", "timers", "train_gas", "dataloader_drop_last",
-    "use_data_before_expert_parallelism", "disable_allgather", "graph_harvesting", "sparse_attention", "mesh_param",
+    "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps",
+    "zero_optimization", "bf16", "bfloat16", "fp16", "gradient_clipping", "tensor_parallel",
+    "sequence_parallel_size", "data_parallel_size", "pipeline", "expert_parallel",
+    "activation_checkpointing", "steps_per_print", "optimizer", "scheduler", "wall_clock_breakdown",
+    "communication_data_type", "prescale_gradients", "zero_allow_untested_optimizer", "fp32_allreduce",
+    "gradient_predivide_factor", "sparse_gradients", "amp", "flops_profiler", "autotuning",
+    "comms_logger", "tensorboard", "wandb", "csv_monitor", "comet", "aio", "checkpoint", "data_types",
+    "data_efficiency", "compression_training", "elasticity", "curriculum_learning", "dump_state",
+    "memory_breakdown", "torch_autocast", "compile", "zero_force_ds_cpu_optimizer", "hybrid_engine",
+    "seq_parallel_communication_data_type", "timers", "train_gas", "dataloader_drop_last",
+    "use_data_before_expert_parallelism", "disable_allgather", "graph_harvesting", "sparse_attention",
+    "mesh_param",
 )  # fmt: skip
 
 

@@ -19,7 +19,8 @@ from meshplan.schedule.layout_string import read_layout, split_with_ends
 
 _KINDS = {**{name: kind for kind, name in CP_KINDS.items()}, "allgather": CpKind.ALL_GATHER}
 _SHARDINGS = {
-    **{name: sharding for sharding, name in STRATEGIES.items()}, "optim": Sharding.ZERO1, "no_shard": Sharding.DDP,
+    **{name: sharding for sharding, name in STRATEGIES.items()}, "optim": Sharding.ZERO1,
+    "no_shard": Sharding.DDP,
 }  # fmt: skip
 _MODULES = {name: module for module, name in MODULES.items()}
 OWN = (
@@ -141,7 +142,8 @@ def _pipeline(args: Settings, found: Found, pp: int) -> None:
         each, odd = divmod(layers + ends + tail, pp)
         if odd or each % per_stage:
             found.problems.append(
-                f"{per_stage} layers a virtual stage do not divide the {(layers + ends + tail) / pp:g} layers of a rank"
+                f"{per_stage} layers a virtual stage do not divide"
+                f" the {(layers + ends + tail) / pp:g} layers of a rank"
             )
         vp = max(1, each // per_stage)
     elif stages is not None:
@@ -248,7 +250,8 @@ def _environment(found: Found, environment: dict[str, str]) -> None:
         found.problems.append("FSDP refuses CUDA_DEVICE_MAX_CONNECTIONS=1")
     elif model_parallel and not fsdp and connections not in (None, "1"):
         found.problems.append(
-            f"CUDA_DEVICE_MAX_CONNECTIONS is {connections}; tensor and context parallelism need 1 before Blackwell"
+            f"CUDA_DEVICE_MAX_CONNECTIONS is {connections};"
+            " tensor and context parallelism need 1 before Blackwell"
         )
     elif model_parallel and not fsdp and connections is None:
         found.notes.append("CUDA_DEVICE_MAX_CONNECTIONS=1 is not in this file; GPUs before Blackwell need it")

@@ -16,8 +16,9 @@ from meshplan.model.presets import preset, preset_name
 
 MOST_LAYERS = 10_000
 _UNKNOWN_LAYERS = {
-    "--hybrid-layer-pattern": "Mamba", "--hybrid-override-pattern": "Mamba", "--hybrid-attention-ratio": "Mamba",
-    "--linear-attention-freq": "linear attention", "--experimental-attention-variant": "linear or sparse attention",
+    "--hybrid-layer-pattern": "Mamba", "--hybrid-override-pattern": "Mamba",
+    "--hybrid-attention-ratio": "Mamba", "--linear-attention-freq": "linear attention",
+    "--experimental-attention-variant": "linear or sparse attention",
     "--heterogeneous-layers-config-path": "each layer its own", "--moe-latent-size": "latent experts",
 }  # fmt: skip
 

@@ -39,7 +39,8 @@ def read_pytorch(tree: ast.Module, what: str) -> Found:
             (m for m in Recompute if (m.name or "").lower().replace("_", "-") == word), Recompute.NONE
         )
     found.columns = {
-        "tp": shape.get("tp", 1), "cp": shape.get("cp", 1), "pp": shape.get("pp", 1), "dp": dp, "replicas": replicas,
+        "tp": shape.get("tp", 1), "cp": shape.get("cp", 1), "pp": shape.get("pp", 1), "dp": dp,
+        "replicas": replicas,
         "ep": experts.get("ep", 1), "etp": experts.get("etp", 1),
         "sp": bool(args.truth("SEQUENCE_PARALLEL")) or shape.get("tp", 1) == 1,
         "cp_kind": args.choice("CONTEXT_PARALLEL", kinds), "sharding": args.choice("SHARDING", names),

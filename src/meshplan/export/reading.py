@@ -64,7 +64,8 @@ def resolve(found: Found, given: Given) -> Reading:
     problems = list(found.problems)
     if left or dp == 0:
         problems.append(
-            f"tp {columns['tp']} × cp {columns['cp']} × pp {columns['pp']} = {ranks:,} does not divide {cluster.gpus:,} GPUs"
+            f"tp {columns['tp']} × cp {columns['cp']} × pp {columns['pp']} = {ranks:,}"
+            f" does not divide {cluster.gpus:,} GPUs"
         )
     said = columns.get("dp")
     if said is not None and said != dp and not left and dp:
@@ -84,7 +85,8 @@ def resolve(found: Found, given: Given) -> Reading:
     pp_inside = found.order is not None and found.order[-1] != "pp"
     if found.kind.startswith("megatron") and pp_inside and plan.pp > 1 and plan.edp != plan.dp:
         problems.append(
-            f"with pp inside dp Megatron needs the same dp in attention and experts, not {plan.dp} and {plan.edp}"
+            "with pp inside dp Megatron needs the same dp in attention and experts,"
+            f" not {plan.dp} and {plan.edp}"
         )
     problems += _broken(found.kind, setting, plan, problems)
     return Reading(

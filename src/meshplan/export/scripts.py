@@ -30,6 +30,7 @@ Sibling = Callable[[str], str | None]
 
 
 def read_script(text: str, sibling: Sibling) -> Found:
+    """Settings in a shell script or a list of arguments; raises ``InputError`` where there are none."""
     script = read_shell(text)
     _unfold(script)
     environment = environment_of(script)
@@ -152,8 +153,7 @@ def _titan_command(command: Sequence[Word], words: list[str], sibling: Sibling, 
     else:
         return read_torchtitan(settings, f"{what} of torchtitan")
     own = {name: value for name, value in settings.values.items() if name not in ("module", "config")}
-    found = read_torchtitan(Settings({**base.values, **own}, settings.missing), f"{what} of torchtitan")
-    return found
+    return read_torchtitan(Settings({**base.values, **own}, settings.missing), f"{what} of torchtitan")
 
 
 def _sibling_python(sibling: Sibling, name: str) -> ast.Module | None:

@@ -1,8 +1,8 @@
 """Reading a shell script without running it: words, variables, arrays, as far as they are literal.
 
 Nothing is executed and no file is opened. Assignments are followed in order; of a branch the side is read
-that literal values decide, or the first where they do not. What only a running shell could know (``$1``, ``$(date)``, an unset variable) is kept by
-name, so that a reader can say which value is missing.
+that literal values decide, or the first where they do not. What only a running shell could know (``$1``,
+``$(date)``, an unset variable) is kept by name, so that a reader can say which value is missing.
 """
 
 from __future__ import annotations
@@ -20,27 +20,10 @@ _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 _ASSIGN = re.compile(rf"^({_NAME})(\+?)=")
 _PARAMETER = re.compile(rf"({_NAME}|[0-9@*#?$!-])(\[[@*]\])?((:?[-=+?])(.*))?", re.DOTALL)
 _DESCRIPTOR = re.compile(r"[0-9]+[<>]")
-_KEYWORDS = set(
-    [
-        "if",
-        "then",
-        "else",
-        "elif",
-        "fi",
-        "for",
-        "while",
-        "until",
-        "do",
-        "done",
-        "case",
-        "esac",
-        "!",
-        "{",
-        "}",
-        "time",
-        "exec",
-    ]
-)
+_KEYWORDS = {
+    "if", "then", "else", "elif", "fi", "for", "while", "until", "do", "done", "case", "esac", "!", "{", "}",
+    "time", "exec",
+}  # fmt: skip
 _SETTERS = {"export", "declare", "local", "readonly", "typeset"}
 
 

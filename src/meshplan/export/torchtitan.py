@@ -108,6 +108,7 @@ def _module(
     precision = job.setting.workload.precision
     converter = _CONVERTERS.get(precision) if flavor else None
     chosen = policy(fitting.plan)
+    assets = "./assets/hf/" + (flavor.assets if flavor else job.model.name)
     lines = [
         header(job, f"{VERSION} configuration; start it with run.sh").rstrip("\n"),
         "from torchtitan.components.checkpoint import CheckpointManager",
@@ -134,7 +135,7 @@ def _module(
         "    spec = model_spec()",
         "    return Trainer.Config(",
         "        model_spec=spec,",
-        f"        hf_assets_path={python_text('./assets/hf/' + (flavor.assets if flavor else job.model.name))},",
+        f"        hf_assets_path={python_text(assets)},",
         "        loss=ChunkedLossWrapper.Config(",
         "            loss_fn=CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(spec)),",
         "        ),",
@@ -208,7 +209,8 @@ def check_llama(model: Model) -> None:
 def _llama_model(job: Job) -> list[str]:
     model = job.model
     attention, mlp = model.layers[0].attention, model.layers[0].mlp
-    assert isinstance(attention, Attention) and isinstance(mlp, Mlp)
+    assert isinstance(attention, Attention)
+    assert isinstance(mlp, Mlp)
     sizes = {
         "LAYERS": len(model.layers),
         "DIM": model.hidden,
@@ -260,7 +262,8 @@ def block(rope):
             inner_attention=get_attention_config("flex"), rope=rope, fuse_qkv=True,
         ),
         feed_forward=make_ffn_config(
-            dim=DIM, hidden_dim=FFN, w1_param_init=weight(0.02), w2w3_param_init=weight(0.02 / (2 * LAYERS) ** 0.5)
+            dim=DIM, hidden_dim=FFN, w1_param_init=weight(0.02),
+            w2w3_param_init=weight(0.02 / (2 * LAYERS) ** 0.5),
         ),
     )
 

@@ -82,7 +82,8 @@ def fit_torch_sharding(fitting: Fitting) -> None:
         and fitting.plan.sharding is Sharding.ZERO3
     ):
         fitting.change(
-            "sharding", "zero2", "zero-bubble schedules with resharded parameters give wrong gradients in PyTorch",
+            "sharding", "zero2",
+            "zero-bubble schedules with resharded parameters give wrong gradients in PyTorch",
             asked="zero3", sharding=Sharding.ZERO2,
         )  # fmt: skip
 

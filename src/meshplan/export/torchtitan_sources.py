@@ -19,7 +19,8 @@ def titan_flags(args: Settings, policies: list[str]) -> Settings:
     subcommands that choose activation checkpointing."""
     values: dict[str, Any] = {}
     missing: dict[str, tuple[str, ...]] = {}
-    for flag, value in args.values.items():
+    for flag, given in args.values.items():
+        value = given
         section, dot, field = (part.replace("-", "_") for part in flag[2:].rpartition("."))
         name = f"{section}{dot}{field}"
         if dot and field.startswith("no_") and value is True:

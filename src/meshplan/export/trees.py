@@ -21,5 +21,6 @@ def literal_of(node: ast.expr, name: str) -> Any:
         return ast.literal_eval(node)
     except (ValueError, TypeError, MemoryError, RecursionError):
         raise InputError(
-            f"line {node.lineno}: {name} is {shown(ast.unparse(node))}, not a plain value; it is not evaluated"
+            f"line {node.lineno}: {name} is {shown(ast.unparse(node))}, not a plain value;"
+            " it is not evaluated"
         ) from None
