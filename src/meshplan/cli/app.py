@@ -49,6 +49,7 @@ COMMANDS = (
     Command("mesh", "meshplan.cli.mesh:app", "Which ranks form which group, drawn with node boundaries."),
     Command("schedule", "meshplan.cli.schedule:app", "Simulate a pipeline schedule with given durations."),
     Command("measure", "meshplan.cli.measure:app", "Run plans in PyTorch; rank them by what was measured."),
+    Command("calibrate", "meshplan.cli.calibrate:app", "Measure this machine into a cluster file."),
     Command("trace", "meshplan.cli.trace:app", "Where the steps of a profiled run went, rank by rank."),
     Command(
         "memory-check",

@@ -62,6 +62,9 @@ def load_cluster(path: str | Path, *, gpus: int | None = None) -> Cluster:
     text = read_text(path, limit_bytes=LIMIT_BYTES, what=what)
     where = f"{what} '{path}'"
     table = parse_table(text, toml=Path(path).suffix == ".toml", where=where)
+    own = table.get("gpu")
+    if isinstance(own, dict) and isinstance(own.get("profile"), str):
+        table["gpu"] = {**own, "profile": str(Path(path).parent / own["profile"])}
     return cluster_of_table({"name": Path(path).stem, **table}, where=where, gpus=gpus)
 
 

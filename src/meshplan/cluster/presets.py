@@ -37,8 +37,8 @@ _QUANTITIES: dict[str, tuple[str, Callable[..., float]]] = {
 _COUNTS = ("scaleup_domain", "gpus_per_host", "sms")
 _TEXTS = ("title", "scaleup")
 _TABLES = ("peak_flops", "sources")
-GPU_KEYS = ("like", *_TEXTS, "aliases", *_QUANTITIES, *_COUNTS, *_TABLES)
-_OPTIONAL = ("like", *_TEXTS, "aliases", "usable_hbm", "scaleup_peer_bandwidth", "sources")
+GPU_KEYS = ("like", "profile", *_TEXTS, "aliases", *_QUANTITIES, *_COUNTS, *_TABLES)
+_OPTIONAL = ("like", "profile", *_TEXTS, "aliases", "usable_hbm", "scaleup_peer_bandwidth", "sources")
 
 
 def gpu_names() -> tuple[str, ...]:
@@ -58,7 +58,8 @@ def gpu_of_table(table: Mapping[str, Any], *, name: str, where: str) -> Gpu:
     """A GPU from a table of ``GPU_KEYS``, quantities as text with units.
 
     ``like`` names a preset to start from; without it only the optional keys may be left out
-    (``usable_hbm`` is then 98 % of ``hbm``, the usual share). ``where`` is the place for messages.
+    (``usable_hbm`` is then 98 % of ``hbm``, the usual share). ``profile`` names a profile file (TOML, as
+    ``meshplan calibrate`` writes it) whose curves are this GPU's own. ``where`` is the place for messages.
     Raises ``InputError``.
     """
     for key in table:
@@ -83,6 +84,10 @@ def gpu_of_table(table: Mapping[str, Any], *, name: str, where: str) -> Gpu:
         fields["usable_hbm_bytes"] = 0.98 * fields["hbm_bytes"]
         fields["sources"] = {**fields.get("sources", {}), "usable_hbm_bytes": "assumed: 98 % of hbm"}
     fields.setdefault("title", name)
+    if "profile" in table:
+        fields["like"] = _text(table["profile"], f"{where}.profile")
+        if not fields["like"].endswith(".toml"):
+            raise InputError(f"{where}.profile must be a TOML file, not {shown(fields['like'])}")
     return Gpu(**{**fields, "name": name})
 
 

@@ -31,7 +31,7 @@ FINGERPRINT = 101
 
 def main(folder: Path) -> int:
     """Run; the exit code is 0 only when the run went through."""
-    _die_with_parent()
+    die_with_parent()
     rank = int(os.environ.get("RANK", "0"))
     try:
         spec = spec_of(json.loads((folder / "run.json").read_text()))
@@ -200,7 +200,7 @@ def _device(asked: str) -> str:
     return f"cuda:{local}"
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """Linux: end when the launcher does, however it ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG

@@ -1,0 +1,1 @@
+"""A cluster measured: kernels and collectives timed, curves fitted, a profile that ``--cluster`` takes."""

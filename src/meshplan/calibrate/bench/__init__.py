@@ -1,0 +1,1 @@
+"""What runs on every rank while calibrating. Needs torch."""
