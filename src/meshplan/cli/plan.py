@@ -19,6 +19,7 @@ from meshplan.report.plan_rows import flat, ranking_data
 from meshplan.report.plan_view import plan_markdown, plan_text
 from meshplan.report.screen import Screen
 from meshplan.report.table import csv_text
+from meshplan.search.fidelity import Fidelity, can_simulate
 from meshplan.search.heap import keep_freed_memory
 from meshplan.search.ranking import Nothing, Ranking
 from meshplan.search.search import search
@@ -26,6 +27,8 @@ from meshplan.search.search import search
 app = cyclopts.App(name="plan")
 
 NO_PLAN = 1
+MOST_SURE = 100
+"""Plans at the head of the ranking that are made certain at most, however many are shown."""
 PRICED_BY = f"What prices the plans: {' or '.join(COST_MODELS)} (default: {DEFAULT})."
 
 
@@ -40,6 +43,7 @@ def plan(
     study: StudyFlags | None = None,
     run: RunFlags | None = None,
     cost_model: Annotated[str | None, Parameter(metavar="NAME", help=PRICED_BY)] = None,
+    fidelity: Annotated[Fidelity | None, Parameter(metavar="NAME")] = None,
     top: Count = 10,
     format_: Annotated[Format, Parameter(name="--format", metavar="NAME")] = "table",
     json_: Json = False,
@@ -57,6 +61,9 @@ def plan(
         A preset (see `meshplan models`), a config.json or its folder, a name in the Hugging Face
         cache, or a job file (.yaml, .toml) with model, cluster, workload and space. Flags win over it.
         A job file with phases gets a plan for each phase.
+    fidelity
+        estimate ranks by the cost model's closed form; simulate also simulates the pipelines of the best
+        plans, as many as it takes to be certain of those shown (default: simulate, where it can).
     top
         Plans shown.
     format_
@@ -84,7 +91,13 @@ def plan(
     )
     keep_freed_memory()
     ranking = search(
-        asked.model, asked.cluster, asked.workload, space=asked.space, cost_model=asked.cost_model
+        asked.model,
+        asked.cluster,
+        asked.workload,
+        space=asked.space,
+        cost_model=asked.cost_model,
+        fidelity=fidelity or ("simulate" if can_simulate(asked.cost_model) else "estimate"),
+        sure=min(top, MOST_SURE),
     )
     nothing = ranking.nothing
     if nothing is not None and nothing.limit == "rules":

@@ -39,9 +39,11 @@ def ranking_data(ranking: Ranking, top: int | None = None) -> dict[str, Any]:
             "feasible": ranking.counts.feasible,
             "shown": shown,
         },
+        "fidelity": fidelity_data(ranking),
         "plans": [
             {
                 "rank": i + 1,
+                "simulated": ranking.simulated is not None and bool(ranking.simulated.rows[i]),
                 "relative": float(ranking.costs.step_s[i] / ranking.costs.step_s[0]),
                 **plan_data(ranking.costs, i, ranking.workload, ranking.cluster.gpus),
             }
@@ -63,6 +65,23 @@ def ranking_data(ranking: Ranking, top: int | None = None) -> dict[str, Any]:
             "more_gpus": nothing.more_gpus,
         },
         "assumptions": list(ranking.costs.assumptions),
+    }
+
+
+def fidelity_data(ranking: Ranking) -> dict[str, Any]:
+    """How the times were found, and how many of the first plans are certain."""
+    found = ranking.simulated
+    if found is None:
+        return {"kind": "estimate"}
+    return {
+        "kind": "simulate",
+        "simulated": found.plans,
+        "screened": found.screened,
+        "bounded": found.bounded,
+        "sure": found.sure,
+        "left_open": found.left_open,
+        "unfit": found.unfit,
+        "estimate_error": {"median": found.median_error, "largest": found.largest_error},
     }
 
 

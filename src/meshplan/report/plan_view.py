@@ -11,17 +11,21 @@ from meshplan.report.parts import bars, step_time, wrap
 from meshplan.report.plan_rows import module_names
 from meshplan.report.screen import Screen, bar, printable
 from meshplan.report.table import Column, markdown, table
+from meshplan.schedule.layout_string import short_layout
 from meshplan.search.ranking import Ranking
 from meshplan.units import format_bandwidth, format_bytes
 
 SMALLEST_SHARE = 0.005
 """Parts of a step below this share are not worth a word."""
 SHOWN_SHARES = 4
+LONGEST_LAYOUT = 16
+"""Characters of a layout in a row of the table."""
 
 
 def plan_text(ranking: Ranking, top: int, screen: Screen) -> str:
     """Everything ``meshplan plan`` prints as a table."""
-    lines = [*_question(ranking, screen), *wrap(_funnel(ranking), screen.width), ""]
+    lines = [*_question(ranking, screen), *wrap(_funnel(ranking), screen.width)]
+    lines += [*wrap(_simulated(ranking), screen.width), ""]
     if len(ranking):
         shown = min(top, len(ranking))
         head, *rows = table(plan_columns(ranking, shown), screen.width)
@@ -46,7 +50,7 @@ def plan_columns(ranking: Ranking, shown: int, *, bars: bool = True) -> list[Col
     return [
         Column(title="#", cells=[str(i + 1) for i in rows], right=True),
         Column(title="plan, inner to outer", cells=plan_names(costs.plans, ranking.space.order)),
-        Column(title="step", cells=[step_time(step[i]) for i in rows], right=True),
+        Column(title="step", cells=[_about(ranking, i) + step_time(step[i]) for i in rows], right=True),
         Column(title="rel", cells=[f"{step[i] / step[0]:.2f}" for i in rows], right=True),
         Column(title="MFU", cells=[f"{costs.mfu[i]:.1%}" for i in rows], right=True),
         Column(title="memory", cells=[f"{full[i]}{format_bytes(memory[i])}" for i in rows], right=True),
@@ -74,7 +78,19 @@ def _extras(plans: Plans, i: int) -> list[str]:
     words = [schedule.label] if plans.pp[i] > 1 and schedule is not Schedule.ONE_F_ONE_B else []
     words += [sharding.label] if sharding is not Sharding.ZERO1 else []
     words += [f"re{plans.recompute_layers[i]}"] if plans.recompute_layers[i] else []
+    words += [_stages(plans, i)] if plans.layout[i] >= 0 else []
     return words + module_names(int(plans.recompute_modules[i]))
+
+
+def _stages(plans: Plans, i: int) -> str:
+    """Layers of each stage, alike ones together; where that is long, that there is more to say."""
+    short = short_layout(plans.layouts[int(plans.layout[i])])
+    return short if len(short) <= LONGEST_LAYOUT else "uneven"
+
+
+def _about(ranking: Ranking, i: int) -> str:
+    """A mark for times that are the closed form's beside simulated ones."""
+    return "" if ranking.simulated is None or ranking.simulated.rows[i] else "~"
 
 
 def shares(parts: Mapping[str, Floats], whole: Floats, i: int) -> str:
@@ -105,12 +121,34 @@ def _funnel(ranking: Ranking) -> str:
     return f"{counts.candidates:,} candidates → {counts.feasible:,} feasible; removed: {gone}"
 
 
+def _simulated(ranking: Ranking) -> str:
+    """How many plans were simulated, and why no more."""
+    found = ranking.simulated
+    if found is None or not found.plans:
+        return ""
+    words = f"{found.plans:,} of {found.screened:,} simulated"
+    sure = min(found.sure, found.screened)
+    if sure == found.screened:
+        certain = "all in their order"
+    elif sure:
+        certain = f"no other can be faster than the first {sure:,}"
+    else:
+        certain = "others may be faster"
+    if found.left_open:
+        certain += f" ({found.left_open:,} left open)"
+    off = f"closed form off by {found.median_error:.1%} in the median, {found.largest_error:.1%} at most"
+    return f"{words}: {certain}; {off}"
+
+
 def _best(ranking: Ranking, screen: Screen) -> list[str]:
     costs, limit = ranking.costs, format_bytes(ranking.costs.memory_limit_bytes)
     name = plan_names(costs.plans.take(slice(0, 1)), ranking.space.order)[0]
     used = format_bytes(costs.memory_bytes[0])
+    layout = int(costs.plans.layout[0])
+    stages = [f"layers of each stage: {short_layout(costs.plans.layouts[layout])}"] if layout >= 0 else []
     return [
         screen.bold(f"#1 {name}"),
+        *(line for text in stages for line in wrap(text, screen.width)),
         f"one step: {step_time(costs.step_s[0])}",
         *bars(_first(costs.time), lambda part: step_time(part, costs.step_s[0])),
         f"memory of the fullest GPU: {used} of {limit}",
@@ -132,6 +170,8 @@ def _closing(ranking: Ranking, top: int) -> list[str]:
         lines.append(f"closest miss: {name} needs {need}, {more} too much{_miss_gain(ranking, miss.costs)}")
     if len(ranking) > top:
         lines.append(f"showing {top:,} of {ranking.counts.feasible:,} feasible plans; --top shows more")
+    if len(ranking) and ranking.simulated is not None and not ranking.simulated.rows[:top].all():
+        lines.append("~: closed form, not simulated")
     if len(ranking) and (ranking.costs.plans.recompute_layers[:top] > 0).any():
         lines.append("reN: N layers of every stage are recomputed in the backward pass")
     return lines

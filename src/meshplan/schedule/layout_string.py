@@ -189,10 +189,12 @@ def _ends_hint(layers: int, ranks: int, vp: int) -> str:
             for _, end, middle in sorted(options)[:2]
         ]
     even = even_split(layers, ranks)
-    ways.append("a layout such as " + _short(even))
+    ways.append("a layout such as " + short_layout(even, between=", ", times=" × "))
     return "use " + " or ".join(ways)
 
 
-def _short(counts: tuple[int, ...]) -> str:
-    """Counts as people write them: ``7, 8 × 14, 7``."""
-    return ", ".join(str(n) if (k := len(list(same))) == 1 else f"{n} × {k}" for n, same in groupby(counts))
+def short_layout(counts: tuple[int, ...], *, between: str = ",", times: str = "×") -> str:
+    """Counts as people write them, alike neighbours together: ``7,8×14,7``."""
+    return between.join(
+        str(n) if (k := len(list(same))) == 1 else f"{n}{times}{k}" for n, same in groupby(counts)
+    )

@@ -20,7 +20,7 @@ from meshplan.model.model import Model
 from meshplan.plan.plans import Ints, Plans
 from meshplan.plan.rules import Setting
 from meshplan.plan.workload import Workload
-from meshplan.search.ties import by_time
+from meshplan.search.objective import Objective, order, values
 
 Fidelity = Literal["estimate", "simulate"]
 """Whether plans are ranked by the closed form or, the best of them, by simulation."""
@@ -116,22 +116,37 @@ def simulate_all(cost_model: CostModel, setting: Setting, costs: Costs, *, auto:
 
 
 def refine(
-    cost_model: CostModel, setting: Setting, costs: Costs, *, sure: int = SURE, auto: bool = False
+    cost_model: CostModel,
+    setting: Setting,
+    costs: Costs,
+    *,
+    sure: int = SURE,
+    auto: bool = False,
+    objective: Objective = "step",
 ) -> tuple[Costs, Simulated]:
-    """``costs`` (fitting plans, fastest first) with the best plans simulated and in their new order.
+    """``costs`` (fitting plans, best first) with the best plans simulated and in their new order.
 
     Simulated are at least as many as it takes to be certain of the first ``sure``, unless ``MOST_SIMULATED``
-    is reached. Plans that as simulated do not fit are left out.
+    is reached; with an objective other than step time, the first ones. Plans that as simulated do not fit
+    are left out.
     """
-    return _Refining(simulating(cost_model), setting, costs, sure, auto).done()
+    return _Refining(simulating(cost_model), setting, costs, sure, auto, objective).done()
 
 
 class _Refining:
     """The state of one refinement: bounds of all plans, coarse or close, and those simulated."""
 
-    def __init__(self, model: Simulating, setting: Setting, costs: Costs, sure: int, auto: bool) -> None:
+    def __init__(
+        self,
+        model: Simulating,
+        setting: Setting,
+        costs: Costs,
+        sure: int,
+        auto: bool,
+        objective: Objective,
+    ) -> None:
         self.model, self.setting, self.costs = model, setting, costs
-        self.sure, self.auto = min(sure, len(costs.plans)), auto
+        self.sure, self.auto, self.objective = min(sure, len(costs.plans)), auto, objective
         self.bounds = model.floor(costs)
         n = len(self.bounds)
         self.close, self.seen = np.zeros(n, dtype=bool), np.zeros(n, dtype=bool)
@@ -142,7 +157,7 @@ class _Refining:
     def done(self) -> tuple[Costs, Simulated]:
         """Simulate until certain, and put everything in order."""
         self._add(np.arange(min(max(AT_ONCE, self.sure), len(self.bounds))))
-        while True:
+        while self.objective in ("step", "mfu", "cost"):
             self._bound()
             waiting = np.flatnonzero(~self.seen & (self.bounds < self._goal() * (1 + _SLACK)))
             room = MOST_SIMULATED - int(self.seen.sum())
@@ -193,9 +208,10 @@ class _Refining:
         rest = _at_least(self.costs.take(others), self.bounds[others])
         together = Costs.concatenate([found.take(fits), rest])
         places = np.concatenate([rows[fits], others])
-        order = by_time(together.step_s, places)
-        simulated = order < int(fits.sum())
-        return together.take(order), self._report(simulated, off, int((~fits).sum()))
+        first = values(together, self.objective, self.setting.cluster.gpus_per_node)
+        index = order(first, together.step_s, places)
+        simulated = index < int(fits.sum())
+        return together.take(index), self._report(simulated, off, int((~fits).sum()))
 
     def _report(self, simulated: Bools, off: Floats, unfit: int) -> Simulated:
         goal = self._goal()

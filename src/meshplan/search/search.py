@@ -11,7 +11,7 @@ from meshplan.cluster.cluster import Cluster
 from meshplan.cost.costs import CostModel, Costs
 from meshplan.cost.models import cost_model_named
 from meshplan.model.model import Model
-from meshplan.plan.plans import AUTO_LAYERS, Plans
+from meshplan.plan.plans import AUTO_LAYERS, Ints, Plans
 from meshplan.plan.rules import Rule, Setting, rules_of
 from meshplan.plan.space import Space
 from meshplan.plan.workload import Workload
@@ -80,7 +80,10 @@ def search(
     costs, simulated = pool.ranked(), None
     if fidelity == "simulate":
         auto = all(layers == AUTO_LAYERS for layers, _ in space.recompute)
-        costs, simulated = refine(cost_model, setting, costs, sure=sure, auto=auto)
+        costs, simulated = refine(cost_model, setting, costs, sure=sure, auto=auto, objective=objective)
+    simpler = _simplest_first(costs, objective, band, cluster)
+    if simulated is not None:
+        simulated = replace(simulated, rows=simulated.rows[simpler])
     unfit = 0 if simulated is None else simulated.unfit
     ranking = Ranking(
         model=model,
@@ -88,7 +91,7 @@ def search(
         workload=workload,
         space=space,
         cost_model=cost_model.name,
-        costs=costs if simulated is not None else _simplest_first(costs, objective, band, cluster),
+        costs=costs.take(simpler),
         counts=Counts(
             candidates=funnel.candidates,
             removed=funnel.removed,
@@ -146,10 +149,12 @@ def _rules(cost_model: CostModel, space: Space, setting: Setting) -> tuple[Rule,
     return (*found, *no_effect_rules(space.values(setting), open_vp=space.vp is None))
 
 
-def _simplest_first(costs: Costs, objective: Objective, band: float, cluster: Cluster) -> Costs:
-    """Of the plans tied with the fastest within ``band`` the simpler first, the faster of equally simple."""
-    if objective not in ("step", "mfu", "cost") or not band or not len(costs.step_s):
-        return costs
+def _simplest_first(costs: Costs, objective: Objective, band: float, cluster: Cluster) -> Ints:
+    """Indices with the simpler first of the plans tied with the fastest within ``band``, and of equally
+    simple ones the faster."""
+    every = np.arange(len(costs.step_s))
+    if objective not in ("step", "mfu", "cost") or not band or not len(every):
+        return every
     ties = tied(costs.step_s, band)
     simple = np.where(ties, complexity(costs.plans, cluster.gpus_per_node), 1 << 20)
-    return costs.take(np.lexsort((np.arange(len(ties)), simple)))
+    return np.lexsort((every, simple))
