@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -22,7 +23,8 @@ class Server:
         )
         assert self.process.stderr is not None
         self.url = self._address(self.process.stderr)
-        threading.Thread(target=self._listen, args=(self.process.stderr,), daemon=True).start()
+        self._ear = threading.Thread(target=self._listen, args=(self.process.stderr,), daemon=True)
+        self._ear.start()
 
     def _address(self, stream: IO[str]) -> str:
         for line in stream:
@@ -37,14 +39,21 @@ class Server:
 
     def stop(self) -> int:
         """End it as Ctrl-C does; what it exits with."""
-        import signal
-
         self.process.send_signal(signal.SIGINT)
         try:
             return self.process.wait(10)
         finally:
             self.process.kill()
             self.process.wait()
+            self._ear.join(5)
+            if self.process.stderr is not None:
+                self.process.stderr.close()
+
+
+@pytest.fixture(scope="session")
+def start_server() -> type[Server]:
+    """To start a server of one's own."""
+    return Server
 
 
 @pytest.fixture(scope="session")

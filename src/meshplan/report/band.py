@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from threading import Lock
 from typing import Any
 
 from meshplan.model.layers import Moe
 from meshplan.model.model import Model
+
+
+_ONE_AT_A_TIME = Lock()
+"""So that the requests of a server that has just started wait for one pricing, and do not each make it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +36,9 @@ def error_band(cost_model: str, model: Model) -> Band | None:
 
     Prices the table of runs that ships with meshplan once, which takes about a second.
     """
-    return _bands(cost_model).get("moe" if any(isinstance(x.mlp, Moe) for x in model.layers) else "dense")
+    with _ONE_AT_A_TIME:
+        bands = _bands(cost_model)
+    return bands.get("moe" if any(isinstance(x.mlp, Moe) for x in model.layers) else "dense")
 
 
 @cache

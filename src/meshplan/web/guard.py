@@ -58,14 +58,15 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        begun = time.perf_counter()
+        begun, busy = time.perf_counter(), time.process_time()
         started = False
 
         async def out(message: Message) -> None:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                spent = 1e3 * (time.perf_counter() - begun)
+                spent = f"total;dur={1e3 * (time.perf_counter() - begun):.1f}"
+                spent += f", cpu;dur={1e3 * (time.process_time() - busy):.1f}"  # of all requests under way
                 message["headers"] = _with_headers(message.get("headers", []), spent)
             await send(message)
 
@@ -133,11 +134,11 @@ def _limited(receive: Receive) -> Receive:
     return counted
 
 
-def _with_headers(headers: Any, spent_ms: float) -> list[tuple[bytes, bytes]]:
+def _with_headers(headers: Any, spent: str) -> list[tuple[bytes, bytes]]:
     given = list(headers)
     names = {name.lower() for name, _ in given}
     given += [(k.encode(), v.encode()) for k, v in HEADERS.items() if k.encode() not in names]
-    return [*given, (b"server-timing", f"total;dur={spent_ms:.1f}".encode())]
+    return [*given, (b"server-timing", spent.encode())]
 
 
 async def _answer(send: Send, status: int, text: str, headers: list[tuple[bytes, bytes]]) -> None:

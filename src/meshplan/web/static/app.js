@@ -10,6 +10,7 @@
 
   let asking = null; // the request under way
   let watching = null; // the search under way
+  let shown = location.search; // the question whose answer is on the page
   const opened = new Set(); // ids of details that people opened
 
   const query = () => {
@@ -35,6 +36,7 @@
       if (mine.signal.aborted) return;
       show(reply.ok || reply.status === 422 ? html : sentence(html));
       history[push ? "pushState" : "replaceState"](null, "", "/" + where);
+      shown = location.search;
       const target = focus && document.querySelector(focus + " h2");
       if (target) { target.focus(); target.scrollIntoView({ block: "start" }); }
     } catch (error) {
@@ -183,6 +185,8 @@
     use(event.dataTransfer.files[0]);
   });
 
-  window.addEventListener("popstate", () => location.reload());
+  window.addEventListener("popstate", () => {
+    if (location.search !== shown) location.reload(); // not for the skip link, which only moves the focus
+  });
   watch();
 })();

@@ -1,0 +1,364 @@
+"""The page in a real browser: Debian's Chromium, driven by Playwright. Every journey a person makes.
+
+Screenshots are kept in ``out/screenshots`` for people to look at. Skipped, loudly, where there is no
+Chromium (``apt-get install chromium``) or no Playwright (``pip install -e '.[browser]'``).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import time
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette", reason="NOT CHECKED: the page (pip install -e '.[test]')")
+sync_api = pytest.importorskip(
+    "playwright.sync_api", reason="NOT CHECKED: the page in a browser (pip install -e '.[browser]')"
+)
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+if CHROMIUM is None:
+    pytest.skip("NOT CHECKED: the page in a browser (apt-get install chromium)", allow_module_level=True)
+
+SHOTS = Path(__file__).parents[2] / "out" / "screenshots"
+FLAGS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+WAIT_MS = 60_000
+CONFIG = {
+    "model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "intermediate_size": 8192, "vocab_size": 128256,
+}  # fmt: skip
+LONG = (
+    "?model=deepseek-v3&gpu=h800&gpus=2048&seq=4096&gbs=15360&sharding=zero1,zero2,zero3"
+    "&schedule=1f1b,interleaved&vp=1,2,3,4"
+)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with sync_api.sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def page(browser: Any, server: Any) -> Iterator[Any]:
+    """A fresh window; at its end no error was logged and nothing was asked of any other host."""
+    context = browser.new_context(base_url=server.url, viewport={"width": 1280, "height": 900})
+    context.set_default_timeout(WAIT_MS)
+    window = context.new_page()
+    errors: list[str] = []
+    asked: set[str] = set()
+    window.on("pageerror", lambda error: errors.append(str(error)))
+    window.on("console", lambda m: errors.append(m.text) if m.type in ("error", "warning") else None)
+    window.on("request", lambda request: asked.add(request.url))
+    window.expected = []  # parts of messages that a test causes on purpose
+    yield window
+    left = [e for e in errors if not any(part in e for part in window.expected)]
+    context.close()
+    assert left == []
+    assert {url for url in asked if not url.startswith((server.url, "data:"))} == set()
+
+
+def shot(page: Any, name: str, **how: Any) -> None:
+    SHOTS.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=SHOTS / f"{name}.png", **how)
+
+
+def until(page: Any, script: str) -> None:
+    """Until ``script`` is true. (Playwright's own waiting evaluates text in the page, which the page's policy
+    forbids, as it should.)"""
+    end = time.monotonic() + WAIT_MS / 1e3
+    while not page.evaluate(script):
+        assert time.monotonic() < end, script
+        page.wait_for_timeout(50)
+
+
+def settled(page: Any) -> None:
+    """Until the answer to the last change is there."""
+    until(page, "!document.body.classList.contains('busy')")
+
+
+def change(page: Any, action: Any) -> None:
+    """Do something that asks the server, and wait for the answer."""
+    with page.expect_response(lambda reply: "/answer?" in reply.url):
+        action()
+    settled(page)
+
+
+def slide(page: Any, name: str, value: str) -> None:
+    """Release a slider somewhere, as the mouse does."""
+    page.evaluate(
+        "([id, value]) => { const s = document.getElementById(id); s.value = value;"
+        " s.dispatchEvent(new Event('input', {bubbles: true}));"
+        " s.dispatchEvent(new Event('change', {bubbles: true})); }",
+        [f"log2_{name}", value],
+    )
+
+
+def test_opens_with_a_ranking_and_pictures(page: Any) -> None:
+    page.goto("/")
+    assert page.title() == "meshplan"
+    assert page.get_by_role("heading", name="llama-3.1-70b on 64 × h100-sxm").is_visible()
+    assert page.get_by_role("table").first.get_by_role("row").count() == 11
+    assert page.get_by_role("img").count() == 5
+    shot(page, "start", full_page=True)
+
+
+def test_the_ranking_follows_the_fields(page: Any) -> None:
+    page.goto("/")
+    field = page.locator("#ask input[name=gpus]")
+    field.fill("128")
+    change(page, lambda: field.press("Tab"))
+    assert page.get_by_role("heading", name="llama-3.1-70b on 128 × h100-sxm").is_visible()
+    assert "gpus=128" in page.url
+    page.locator("#ask input[name=model]").fill("llama-3.1-8b")
+    change(page, lambda: page.locator("#ask input[name=model]").press("Tab"))
+    assert page.get_by_role("heading", name="llama-3.1-8b on 128").is_visible()
+    assert "fit" in page.locator("#live").inner_text()
+
+
+def test_the_address_carries_the_question(page: Any) -> None:
+    page.goto("/?model=llama-3.1-8b&gpu=h200&gpus=16&seq=4096&gbs=64&tp=1,2&log2_nic=1")
+    assert page.get_by_role("heading", name="llama-3.1-8b on 16 × h200").is_visible()
+    assert page.locator("#ask input[name=tp]").input_value() == "1,2"
+    assert page.locator("#log2_nic").input_value() == "1"
+    before = page.locator("#ranking table").first.inner_text()
+    page.reload()
+    assert page.locator("#ranking table").first.inner_text() == before
+
+
+def test_sliders_move_the_ranking(page: Any) -> None:
+    page.goto("/")
+    change(page, lambda: slide(page, "memory", "1"))
+    assert "log2_memory=1" in page.url
+    assert page.locator(".moved").inner_text().startswith("As asked, the best step took")
+    assert page.locator("output[for=log2_memory]").inner_text() == "×2"
+    shot(page, "what-if")
+    change(page, lambda: slide(page, "gpus", "1"))
+    assert page.get_by_role("heading", name="on 128 × h100-sxm").is_visible()
+    change(page, lambda: page.get_by_role("button", name="sliders back").click())
+    assert "log2" not in page.url
+    assert page.locator(".moved").count() == 0
+
+
+def test_a_plan_is_clicked_for_its_pictures(page: Any) -> None:
+    page.goto("/")
+    link = page.locator("#ranking a[data-plan]").nth(2)
+    name = link.inner_text()
+    change(page, link.click)
+    assert page.locator("#plan h2").inner_text() == f"Plan 3: {name}"
+    assert page.evaluate("document.activeElement.textContent") == f"Plan 3: {name}"
+    assert "plan=" in page.url
+    page.go_back()
+    page.get_by_role("heading", name="Plan 1:").wait_for()
+
+
+def test_two_pins_are_compared(page: Any) -> None:
+    page.goto("/")
+    pins = page.locator("input[name=pin]")
+    change(page, lambda: pins.nth(0).check())
+    change(page, lambda: pins.nth(3).check())
+    assert page.locator("#compare").is_visible()
+    assert re.search(r"#4 is [\d.]+% slower than #1", page.locator("#compare p").first.inner_text())
+    shot(page, "compare", full_page=True)
+    change(page, lambda: page.locator("input[name=pin]").nth(5).check())
+    assert page.locator("input[name=pin]:checked").count() == 2
+    assert "#6" in page.locator("#compare thead").inner_text()
+
+
+def test_why_not(page: Any) -> None:
+    page.goto("/")
+    field = page.get_by_label("a plan, or a part of one")
+    field.fill("tp3")
+    change(page, lambda: field.press("Enter"))
+    assert page.get_by_text("tp 3 does not divide 64 heads").is_visible()
+    field = page.get_by_label("a plan, or a part of one")
+    field.fill("tp1 pp8")
+    change(page, lambda: field.press("Enter"))
+    assert page.get_by_text("The best such plan is tp1").is_visible()
+
+
+def test_studies_are_worked_out_when_opened(page: Any) -> None:
+    page.goto("/")
+    page.locator("#studies summary").click()
+    page.get_by_role("img", name="The best plan as the GPUs grow").wait_for()
+    assert page.locator("#studies svg").count() == 2
+    page.locator("#studies").screenshot(path=SHOTS / "studies.png")
+    change(page, lambda: slide(page, "seq", "1"))
+    page.locator("#studies svg").first.wait_for()  # stays open, for the new question
+
+
+def test_a_config_is_dropped(page: Any, tmp_path: Path) -> None:
+    file = tmp_path / "<b>mine.json"
+    file.write_text(json.dumps(CONFIG), encoding="utf-8")
+    page.goto("/")
+    page.locator("#drop-box summary").click()
+    with page.expect_navigation():
+        page.set_input_files("#drop-file", file)
+    assert page.get_by_role("heading", name="b-mine on 64 × h100-sxm").is_visible()
+    assert "config=" in page.url
+    assert "from a dropped config.json" in page.locator("#ask").inner_text()
+    with page.expect_navigation():
+        page.get_by_role("link", name="forget it").click()
+    assert page.get_by_role("heading", name="llama-3.1-70b on 64").is_visible()
+
+
+def test_a_config_is_dropped_with_the_mouse(page: Any) -> None:
+    page.goto("/")
+    with page.expect_navigation():
+        page.evaluate(
+            """(text) => {
+                const data = new DataTransfer();
+                data.items.add(new File([text], "dropped.json"));
+                document.dispatchEvent(new DragEvent("drop", {dataTransfer: data, bubbles: true, cancelable: true}));
+            }""",
+            json.dumps(CONFIG),
+        )
+    assert page.get_by_role("heading", name="dropped on 64 × h100-sxm").is_visible()
+
+
+def test_what_is_wrong_is_said(page: Any) -> None:
+    page.expected = ["422"]
+    page.goto("/")
+    field = page.locator("#ask input[name=model]")
+    field.fill("<script>alert(1)</script>")
+    change(page, lambda: field.press("Tab"))
+    alert = page.get_by_role("alert")
+    assert "unknown model '<script>alert(1)</script>'" in alert.inner_text()
+    assert page.locator("main script").count() == 0
+    assert "unknown model" in page.locator("#live").inner_text()
+    shot(page, "error")
+
+
+def test_downloads(page: Any, tmp_path: Path) -> None:
+    page.goto("/")
+    for link, name in (("report (one HTML file)", "report.html"), ("job file", "job.yaml")):
+        with page.expect_download() as download:
+            page.get_by_role("link", name=link).click()
+        download.value.save_as(tmp_path / name)
+    assert (tmp_path / "job.yaml").read_text().startswith('model: "llama-3.1-70b"')
+    page.locator("select[name=to]").select_option("torchtitan")
+    page.locator("select[name=launcher]").select_option("slurm")
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download launch files").click()
+    download.value.save_as(tmp_path / "launch.zip")
+    assert "job.sbatch" in zipfile.ZipFile(tmp_path / "launch.zip").namelist()
+    report = page.context.new_page()
+    asked: list[str] = []
+    report.on("request", lambda request: asked.append(request.url))
+    report.goto((tmp_path / "report.html").as_uri())
+    assert report.get_by_role("heading", name="The plans, best first").is_visible()
+    assert len(asked) == 1  # the file itself
+    shot(report, "report", full_page=True)
+
+
+def test_chinese(page: Any) -> None:
+    page.goto("/")
+    with page.expect_navigation():
+        page.get_by_role("link", name="中文").click()
+    assert page.get_by_role("button", name="规划").is_visible()
+    assert page.locator("html").get_attribute("lang") == "zh-CN"
+    change(page, lambda: slide(page, "gbs", "1"))
+    assert page.get_by_text("按当前滑块为").is_visible()
+    shot(page, "chinese", full_page=True)
+
+
+def test_with_the_keyboard_alone(page: Any) -> None:
+    page.goto("/")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "to the answer"
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "answer"
+    for _ in range(3):
+        page.keyboard.press("Tab")
+    if page.evaluate("document.activeElement.dataset.plan === undefined"):
+        page.keyboard.press("Tab")
+    chosen = page.evaluate("document.activeElement.textContent")
+    change(page, lambda: page.keyboard.press("Enter"))
+    assert chosen in page.locator("#plan h2").inner_text()
+    page.locator("#log2_nic").focus()
+    change(page, lambda: page.keyboard.press("ArrowRight"))
+    assert page.locator("#log2_nic").get_attribute("aria-valuetext") == "×1.41"
+    page.locator("input[name=pin]").first.focus()
+    change(page, lambda: page.keyboard.press("Space"))
+    assert "pin=" in page.url
+
+
+def test_a_screen_reader_finds_its_way(page: Any) -> None:
+    page.goto("/")
+    tree = page.locator("body").aria_snapshot()
+    assert 'heading "meshplan" [level=1]' in tree
+    assert "main:" in tree or "- main" in tree
+    assert re.search(r'img "Where one step goes', tree)
+    assert re.search(r'slider "network"', tree)
+    assert 'checkbox "pin plan 1 to compare"' in tree
+    unnamed = [line for line in tree.splitlines() if re.search(r"- (textbox|combobox|button|slider|checkbox|link):?$", line)]
+    assert unnamed == []
+
+
+def test_a_long_search_shows_progress_and_is_cancelled(page: Any) -> None:
+    page.goto("/" + LONG)
+    bar = page.get_by_role("progressbar")
+    assert bar.is_visible()
+    until(page, "/priced so far: [0-9,]+/.test(document.querySelector('[data-note]').textContent)")
+    shot(page, "progress")
+    page.get_by_role("button", name="Cancel").click()
+    page.get_by_role("link", name="search again").wait_for()
+    assert bar.count() == 0
+
+
+def test_a_long_search_ends_with_its_answer(page: Any) -> None:
+    page.goto("/?model=deepseek-v3&gpu=h800&gpus=2048&seq=4096&gbs=15360&tp=1,2,4,8&cp=1,2,4&mbs=1,2,4,8,16")
+    page.locator("#ranking table").first.wait_for()
+    assert page.get_by_role("heading", name="deepseek-v3 on 2,048 × h800").is_visible()
+    page.locator("#plan figure.mesh svg").scroll_into_view_if_needed()
+    shot(page, "deepseek", full_page=True)
+
+
+def test_on_a_phone(browser: Any, server: Any) -> None:
+    context = browser.new_context(base_url=server.url, viewport={"width": 390, "height": 844}, color_scheme="dark")
+    context.set_default_timeout(WAIT_MS)
+    page = context.new_page()
+    page.goto("/")
+    width = page.evaluate("document.documentElement.scrollWidth")
+    shot(page, "phone-dark", full_page=True)
+    context.close()
+    assert width <= 390  # tables and pictures scroll inside themselves
+
+
+def test_without_a_script(browser: Any, server: Any) -> None:
+    context = browser.new_context(base_url=server.url, java_script_enabled=False)
+    context.set_default_timeout(WAIT_MS)
+    page = context.new_page()
+    page.goto("/")
+    page.locator("#ask input[name=gpus]").fill("32")
+    page.get_by_role("button", name="Plan", exact=True).click()
+    assert page.get_by_role("heading", name="llama-3.1-70b on 32 × h100-sxm").is_visible()
+    page.locator("#ranking a").nth(1).click()
+    assert page.locator("#plan h2").inner_text().startswith("Plan 2:")
+    for i in (0, 1):
+        page.locator("input[name=pin]").nth(i).check()
+    page.get_by_role("button", name="Plan", exact=True).click()
+    assert page.locator("#compare").is_visible()
+    page.locator("#drop-box summary").click()
+    page.locator("#drop textarea").fill(json.dumps(CONFIG))
+    page.get_by_role("button", name="Use it").click()
+    assert page.get_by_role("heading", name="my-model on 32 × h100-sxm").is_visible()
+    context.close()
+
+
+def test_on_paper(page: Any) -> None:
+    page.goto("/")
+    SHOTS.mkdir(parents=True, exist_ok=True)
+    page.emulate_media(media="print")
+    page.pdf(path=SHOTS / "page.pdf", format="A4")
+    assert (SHOTS / "page.pdf").stat().st_size > 10_000
