@@ -80,7 +80,7 @@ def test_read_json_has_the_keys_of_plan_json(tmp_path: Path, capsys: pytest.Capt
     code, plans, err = run(capsys, "plan", *ASK, "--top", "1", "--json")
     assert code == 0, err
     plan = json.loads(plans)["plans"][0]
-    assert set(json.loads(text)["plan"]) == set(plan) - {"rank", "relative"}
+    assert set(json.loads(text)["plan"]) == set(plan) - {"rank", "relative", "simulated"}
 
 
 def test_the_plan_the_flags_fix(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

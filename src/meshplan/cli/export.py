@@ -2,18 +2,17 @@
 
 import json
 import sys
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import cyclopts
-import numpy as np
 from cyclopts import Parameter
 
 from meshplan.cli.flags import ClusterFlags, SpaceFlags, WorkloadFlags, given
 from meshplan.cli.job import is_job_file, load_job
 from meshplan.cli.options import Count, Json
-from meshplan.cli.question import Question, question
-from meshplan.cluster.cluster import Cluster
+from meshplan.cli.question import question
 from meshplan.cost.costs import Costs
 from meshplan.cost.full.model import FullModel
 from meshplan.cost.full.stack import load_stack
@@ -21,21 +20,24 @@ from meshplan.errors import InputError
 from meshplan.export.folder import differences, write
 from meshplan.export.launch import Job, Note, counted
 from meshplan.export.launchers import IMAGE
-from meshplan.export.space import framework_columns, framework_space
 from meshplan.export.targets import export as make
 from meshplan.model.model import Model
+from meshplan.plan.kinds import Sharding
 from meshplan.plan.plans import Plan, Plans
-from meshplan.plan.rules import Rule, Setting, framework_rules
+from meshplan.plan.rules import Setting, framework_rules, rules_of
 from meshplan.plan.space import Space
-from meshplan.plan.workload import Workload
 from meshplan.report.launch_view import export_data, export_text
 from meshplan.report.screen import Screen
+from meshplan.search.fidelity import simulate_all
 from meshplan.search.ranking import Ranking
+from meshplan.search.same import no_effect_rules
 from meshplan.search.search import search
 
 app = cyclopts.App(name="export")
 
 NO_PLAN = 1
+MOST_SURE = 100
+"""Plans that are made certain at most, whatever the rank asked for."""
 Target = Literal["megatron", "megatron-bridge", "torchtitan", "deepspeed", "accelerate", "pytorch"]
 Launcher = Literal["torchrun", "slurm", "kubernetes", "skypilot"]
 STACKS = {
@@ -45,33 +47,52 @@ STACKS = {
 """Whose habits the full cost model prices a target with."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AsTarget:
-    """A cost model that prices plans as a target would run them."""
+TORCH_SHARDINGS = (Sharding.ZERO2, Sharding.ZERO3)
+SHARDINGS = {
+    "torchtitan": TORCH_SHARDINGS, "pytorch": TORCH_SHARDINGS, "accelerate": TORCH_SHARDINGS,
+    "deepspeed": (Sharding.ZERO1, Sharding.ZERO2, Sharding.ZERO3),
+}  # fmt: skip
+"""Shardings that are one setting's difference in a target, and therefore all tried."""
 
-    base: FullModel
-    columns: dict[str, int]
-    name: str = "full"
 
-    @classmethod
-    def of(cls, target: str, stack: str | None = None) -> "AsTarget":
-        """The full model with the stack of a target (or another one)."""
-        return cls(
-            base=FullModel(stack=load_stack(stack or STACKS[target])), columns=framework_columns(target)
-        )
+def prices(target: str, stack: str | None = None) -> FullModel:
+    """The full cost model with the habits of a target, or with those of another stack."""
+    return FullModel(stack=load_stack(stack or STACKS[target]))
 
-    def price(self, model: Model, cluster: Cluster, workload: Workload, plans: Plans) -> Costs:
-        """As the full model, with the columns that the target sets by itself."""
-        if not len(plans):  # the shape of the answer, from any one plan
-            return self.base.price(model, cluster, workload, Plans.of(Plan(), order=plans.order)).take(
-                slice(0, 0)
-            )
-        own = {name: np.full(len(plans), value, dtype=np.int64) for name, value in self.columns.items()}
-        return self.base.price(model, cluster, workload, plans.replace(**own))
 
-    def one(self, setting: Setting, plan: Plan, order: tuple[str, ...]) -> Costs:
-        """The price of one plan, as it is."""
-        return self.base.price(*setting, Plans.of(counted(plan, len(setting.model.layers)), order=order))
+def price_of(cost_model: FullModel, setting: Setting, plan: Plan, order: tuple[str, ...]) -> Costs:
+    """The price of one plan, as it is, with its pipeline simulated."""
+    plans = Plans.of(counted(plan, len(setting.model.layers)), order=order)
+    return simulate_all(cost_model, setting, cost_model.price(*setting, plans))
+
+
+def best_plans(
+    setting: Setting,
+    target: str,
+    chosen: Mapping[str, Any],
+    cost_model: FullModel,
+    *,
+    framework: str | None = None,
+    sure: int = 1,
+    advise: bool = True,
+) -> Ranking:
+    """The plans that a target can express and would accept, fastest first.
+
+    ``chosen`` holds fields of ``Space`` whose values are given. ``framework``: another one whose rules the
+    plans must satisfy. The first ``sure`` are simulated.
+    """
+    shardings = {"sharding": SHARDINGS[target]} if target in SHARDINGS else {}
+    space = Space.of("small", setting.model, target, **{**shardings, **chosen})
+    rules = rules_of("any") if framework == "any" else framework_rules(framework or target)
+    return search(
+        *setting,
+        space=space,
+        cost_model=cost_model,
+        rules=(*rules, *no_effect_rules(space.values(setting), open_vp=space.vp is None)),
+        fidelity="simulate",
+        sure=sure,
+        advise=advise,
+    )
 
 
 @app.default
@@ -135,17 +156,17 @@ def export(
         space or SpaceFlags(),
         download=download,
     )
-    cost_model = AsTarget.of(to, stack)
+    cost_model = prices(to, stack)
+    setting = Setting(asked.model, asked.cluster, asked.workload)
     in_job = load_job(model).space if is_job_file(model) else {}
-    rules = framework_rules(to) if framework in (None, to) else _rules(framework)
-    ranking = rank(asked, {**in_job, **given(space or SpaceFlags())}, to, cost_model, rules)
+    chosen = {**in_job, **given(space or SpaceFlags())}
+    ranking = best_plans(setting, to, chosen, cost_model, framework=framework, sure=min(plan, MOST_SURE))
     if ranking.nothing is not None or not len(ranking):
         reason = ranking.nothing.reason if ranking.nothing is not None else "no plan is left"
         print(f"error: no plan to export: {reason}", file=sys.stderr)
         return NO_PLAN
     if plan > len(ranking):
         raise InputError(f"--plan {plan:,} is more than the {len(ranking):,} plans there are")
-    setting = Setting(asked.model, asked.cluster, asked.workload)
     job = Job(
         setting=setting,
         plan=ranking.costs.plans[plan - 1],
@@ -154,7 +175,7 @@ def export(
         asked_model=asked.model.name if _is_preset(asked.model) else model,
     )
     launch = make(job, to, launcher, image=image)
-    priced = cost_model.one(setting, launch.written, launch.order)
+    priced = price_of(cost_model, setting, launch.written, launch.order)
     costs = [note_cost(cost_model, job, note) for note in launch.notes]
     if diff:
         sys.stdout.writelines(differences(out, launch.files))
@@ -167,37 +188,18 @@ def export(
     return 0
 
 
-def rank(
-    asked: Question,
-    chosen: dict[str, Any],
-    target: str,
-    cost_model: AsTarget,
-    rules: tuple[Rule, ...] | None,
-) -> Ranking:
-    """The plans of the question that the target can express and would accept, fastest first.
-
-    ``chosen`` holds the fields of ``Space`` that the user gave.
-    """
-    setting = Setting(asked.model, asked.cluster, asked.workload)
-    space = Space(**{**framework_space(target, setting), **chosen})
-    return search(asked.model, asked.cluster, asked.workload, space=space, cost_model=cost_model, rules=rules)
-
-
-def note_cost(cost_model: AsTarget, job: Job, note: Note) -> float | None:
+def note_cost(cost_model: FullModel, job: Job, note: Note) -> float | None:
     """By how much the change a note tells of makes the step longer, relatively; ``None`` where it cannot
     be priced."""
     if not note.change:
         return None
     try:
-        before = cost_model.one(job.setting, job.plan, job.order).step_s[0]
-        after = cost_model.one(job.setting, replace(job.plan, **dict(note.change)), job.order).step_s[0]
+        before = price_of(cost_model, job.setting, job.plan, job.order).step_s[0]
+        changed = replace(job.plan, **dict(note.change))
+        after = price_of(cost_model, job.setting, changed, job.order).step_s[0]
     except (InputError, ValueError, IndexError):
         return None
     return float(after / before - 1)
-
-
-def _rules(framework: str | None) -> tuple[Rule, ...] | None:
-    return None if framework == "any" or framework is None else framework_rules(framework)
 
 
 def _is_preset(model: Model) -> bool:

@@ -8,26 +8,24 @@ from typing import Annotated, Any
 import cyclopts
 from cyclopts import Parameter
 
-from meshplan.cli.export import AsTarget
+from meshplan.cli.export import SHARDINGS, best_plans, price_of, prices
 from meshplan.cli.flags import ClusterFlags, WorkloadFlags
 from meshplan.cli.job import is_job_file
 from meshplan.cli.options import Json
 from meshplan.cluster.files import load_cluster
 from meshplan.cost.costs import Costs
+from meshplan.cost.full.model import FullModel
 from meshplan.errors import InputError, shown
 from meshplan.export.found import Found
 from meshplan.export.launch import Job
 from meshplan.export.reading import Given, Reading, resolve
 from meshplan.export.recognise import recognise
-from meshplan.export.space import framework_space
 from meshplan.export.targets import files_without_checks
 from meshplan.files import MIB, read_text
 from meshplan.plan.plans import Plan
-from meshplan.plan.rules import framework_rules
 from meshplan.plan.space import Space
 from meshplan.report.read_view import Better, read_data, read_text_view
 from meshplan.report.screen import Screen
-from meshplan.search.search import search
 
 app = cyclopts.App(name="read")
 
@@ -79,7 +77,7 @@ def read(
         reading = resolve(found, given)
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
-    cost_model = AsTarget.of(reading.kind, stack)
+    cost_model = prices(reading.kind, stack)
     costs = _price(cost_model, reading)
     better = _better(cost_model, reading, costs)
     fits = costs is None or bool(costs.fits[0])
@@ -136,7 +134,7 @@ def _given(model: str | None, cluster: ClusterFlags, workload: WorkloadFlags) ->
     )
 
 
-def _price(cost_model: AsTarget, reading: Reading) -> Costs | None:
+def _price(cost_model: FullModel, reading: Reading) -> Costs | None:
     """The price of the plan as read; ``None`` where it is too far from valid to be priced."""
     plan, setting = reading.plan, reading.setting
     if plan.gpus != setting.cluster.gpus or setting.workload.gbs < plan.dp * plan.mbs:
@@ -144,37 +142,32 @@ def _price(cost_model: AsTarget, reading: Reading) -> Costs | None:
     if plan.pp * plan.vp > len(setting.model.layers) or plan.tp * plan.cp * plan.dp % (plan.ep * plan.etp):
         return None
     try:
-        return cost_model.one(setting, plan, reading.order)
+        return price_of(cost_model, setting, plan, reading.order)
     except (InputError, ValueError, ZeroDivisionError, IndexError):
         return None
 
 
-def _better(cost_model: AsTarget, reading: Reading, costs: Costs | None) -> Better | None:
+def _better(cost_model: FullModel, reading: Reading, costs: Costs | None) -> Better | None:
     """The best plan the same framework can run, if it beats the file's; with the change as a diff."""
-    setting = reading.setting
-    fields = framework_space(reading.kind, setting)
-    recompute = (reading.plan.recompute_layers, reading.plan.recompute_modules)
-    tried = tuple(dict.fromkeys((*fields["recompute"], recompute)))
-    sharding = tuple(dict.fromkeys((*fields["sharding"], reading.plan.sharding)))
-    space = Space(**{**fields, "recompute": tried, "sharding": sharding, "order": reading.order})
+    plan, setting = reading.plan, reading.setting
+    space = Space.of("small", setting.model, reading.kind)
+    recompute = (plan.recompute_layers, plan.recompute_modules)
+    own = {
+        "order": reading.order,
+        "recompute": tuple(dict.fromkeys((*space.recompute, recompute))),
+        "sharding": tuple(dict.fromkeys((*SHARDINGS.get(reading.kind, space.sharding), plan.sharding))),
+    }
     try:
-        ranking = search(
-            *setting,
-            space=space,
-            cost_model=cost_model,
-            rules=framework_rules(reading.kind),
-            keep=1,
-            advise=False,
-        )
+        ranking = best_plans(setting, reading.kind, own, cost_model, advise=False)
     except InputError:  # what cannot be priced cannot be compared
         return None
     if not len(ranking):
         return None
     best = ranking.costs
-    own = costs is not None and bool(costs.fits[0]) and not reading.problems
-    if own and costs is not None and float(best.step_s[0]) >= float(costs.step_s[0]) * (1 - 1e-6):
+    runs = costs is not None and bool(costs.fits[0]) and not reading.problems
+    if runs and costs is not None and float(best.step_s[0]) >= float(costs.step_s[0]) * (1 - 1e-6):
         return Better(costs=best, changes=(), gain=0.0)
-    gain = float(costs.step_s[0] / best.step_s[0] - 1) if costs is not None and own else None
+    gain = float(costs.step_s[0] / best.step_s[0] - 1) if costs is not None and runs else None
     return Better(costs=best, changes=_changes(reading, best.plans[0]), gain=gain)
 
 
