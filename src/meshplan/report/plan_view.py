@@ -25,7 +25,8 @@ LONGEST_LAYOUT = 16
 def plan_text(ranking: Ranking, top: int, screen: Screen) -> str:
     """Everything ``meshplan plan`` prints as a table."""
     lines = [*_question(ranking, screen), *wrap(_funnel(ranking), screen.width)]
-    lines += [*wrap(_simulated(ranking), screen.width), ""]
+    simulated = _simulated(ranking)
+    lines += [*(wrap(simulated, screen.width) if simulated else []), ""]
     if len(ranking):
         shown = min(top, len(ranking))
         head, *rows = table(plan_columns(ranking, shown), screen.width)

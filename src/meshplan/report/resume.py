@@ -94,7 +94,11 @@ def _asked_again(saved: Mapping[str, Any]) -> tuple[Ranking, CostModel]:
     cost_model = cost_model_named(saved["cost_model"])
     workload = Workload(seq=work["seq"], gbs=work["gbs"], precision=work["precision"])
     space = Space(order=order_of_data(saved["order"]))
-    return search(model, cluster, workload, space=space, cost_model=cost_model, advise=False), cost_model
+    again = search(
+        model, cluster, workload, space=space, cost_model=cost_model, advise=False,
+        fidelity=saved.get("fidelity", {}).get("kind", "estimate"), sure=max(len(saved["plans"]), 1),
+    )  # fmt: skip
+    return again, cost_model
 
 
 def _same(saved: Mapping[str, Any], again: Ranking) -> bool:
