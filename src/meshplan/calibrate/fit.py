@@ -108,11 +108,18 @@ def attention_rate(samples: Sequence[Sample], factor: float) -> tuple[dict[int, 
 
 
 def fit_link(samples: Sequence[Sample]) -> LinkFit:
-    """Of messages between two ranks, sent there and back (half is one way)."""
-    one = [s.median_s / 2 for s in samples]
-    start, slope = line([s.size_bytes for s in samples], one)
-    said = [2 * (start + slope * s.size_bytes) for s in samples]
-    return LinkFit(latency_s=start, bandwidth=1 / slope, fit=quality("p2p", samples, said))
+    """Of messages between two ranks, sent there and back (half is one way).
+
+    The bandwidth is that of the largest three sizes, where buffers and token buckets no longer help; the
+    latency what the small ones take beyond it.
+    """
+    ordered = sorted(samples, key=lambda s: s.size_bytes)
+    large = ordered[-3:]
+    _, slope = line([s.size_bytes for s in large], [s.median_s / 2 for s in large])
+    small = ordered[: max(len(ordered) // 2, 1)]
+    start = max(median(s.median_s / 2 - slope * s.size_bytes for s in small), 0.0)
+    said = [2 * (start + slope * s.size_bytes) for s in ordered]
+    return LinkFit(latency_s=start, bandwidth=1 / slope, fit=quality("p2p", ordered, said))
 
 
 def fit_table(op: str, samples: Sequence[Sample]) -> TableFit:

@@ -1,0 +1,50 @@
+"""Two network namespaces joined by a link of a known rate: calibration finds it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from meshplan.cluster.files import load_cluster
+
+pytest.importorskip("torch", reason="torch is not installed: pip install 'meshplan[measure]'")
+
+TOOL = Path(__file__).parents[2] / "tools" / "cluster_in_a_box.py"
+RATE, BYTES_A_SECOND = "1gbit", 125e6
+
+
+def box(*args):
+    env = {**os.environ, "MESHPLAN_MOST_BYTES": str(1 << 24), "MESHPLAN_BUDGET_S": "0.05"}
+    done = subprocess.run(
+        [sys.executable, str(TOOL), *args], capture_output=True, text=True, timeout=400, check=False, env=env
+    )
+    if done.returncode == 3 and "no cluster in a box here" in done.stderr:
+        pytest.skip(f"NETWORK NAMESPACES ARE NOT ALLOWED HERE, the link is not tested: {done.stderr.strip()}")
+    if "quiet machine" in done.stderr:
+        pytest.skip(f"THIS MACHINE IS TOO BUSY TO MEASURE A LINK: {done.stderr.strip()}")
+    return done
+
+
+def namespaces():
+    return subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False).stdout
+
+
+def test_the_rate_of_the_link_is_found(tmp_path):
+    path = tmp_path / "box.yaml"
+    done = box("calibrate", "--rate", RATE, "--out", str(path))
+    assert done.returncode == 0, done.stderr
+    cluster = load_cluster(path)
+    assert (cluster.gpus, cluster.gpus_per_node) == (2, 1)
+    assert cluster.tiers[1].bandwidth == pytest.approx(BYTES_A_SECOND, rel=0.15)
+
+
+def test_both_hosts_run_and_nothing_is_left():
+    before = namespaces() if Path("/usr/sbin/ip").exists() else ""
+    done = box(
+        "run", "--rate", RATE, "--", "sh", "-c", "echo host $HOST_RANK at $MASTER_ADDR; exit $HOST_RANK"
+    )
+    assert done.returncode == 1  # of host 1
+    assert "host 0 at 10.123.0.1" in done.stdout
+    assert namespaces() == before
