@@ -1,6 +1,6 @@
 """What ``meshplan plan`` and ``meshplan estimate`` can add to their answer: the run, the steps, what if."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from meshplan.cli.question import Question
@@ -39,7 +39,7 @@ def studies_of(
     asked: Question, ranking: Ranking, study: StudyFlags, run: RunFlags, screen: Screen
 ) -> Studies:
     """Everything the flags ask for about ``ranking``. Raises ``InputError``."""
-    case, found = case_of(asked, None), Studies()
+    case, found = replace(case_of(asked, None), simulate=ranking.simulated is not None), Studies()
     best = ranking.costs.take(slice(0, 1)) if len(ranking) else None
     if study.explain_steps:
         steps = walk(case)

@@ -15,6 +15,7 @@ from meshplan.errors import InputError
 from meshplan.plan.space import Space
 from meshplan.report.band import error_band
 from meshplan.report.plan_key import read_plan
+from meshplan.search.fidelity import can_simulate
 from meshplan.search.reasons import Case, Wish
 
 PRICED_BY = f"What prices the plans: {' or '.join(COST_MODELS)} (default: {DEFAULT})."
@@ -67,6 +68,7 @@ def case_of(asked: Question, stack: str | None) -> Case:
         workload=asked.workload,
         space=asked.space,
         cost_model=model,
+        simulate=can_simulate(model),
     )
 
 

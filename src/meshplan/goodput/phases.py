@@ -18,9 +18,8 @@ from meshplan.goodput.money import Power, Price
 from meshplan.goodput.run import WholeRun, whole_run
 from meshplan.model.counts import model_parameters
 from meshplan.plan.plans import Plan
-from meshplan.plan.rules import RULES, broken
 from meshplan.plan.workload import Workload
-from meshplan.search.reasons import LAYER_RULES, Case, Wish, answer, asked_again
+from meshplan.search.reasons import Case, Wish, answer, asked_again, is_valid
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,8 +153,7 @@ def _chosen(
     """The plan of the phase before, where changing would gain less than it takes; else the best."""
     if before is None or phase.wish is not None or before.gpus != case.cluster.gpus:
         return best, False
-    rules = [r for r in RULES if not r.practice and r.id not in LAYER_RULES]
-    if broken(case.setting, before, rules):
+    if not is_valid(case, before):
         return best, False
     try:
         same = case.price(before)

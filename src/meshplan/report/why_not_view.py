@@ -155,7 +155,7 @@ def _slower(found: WhyNot, tie: float | None, screen: Screen) -> Iterator[str]:
         f" {step_time(a)}"
     )
     best = found.comparison.a.plans
-    rank = f"{found.rank:,}" if found.rank is not None else "?"
+    rank = f"{found.rank:,}" if found.rank is not None else f"more than {len(found.ranking):,}"
     name = plan_names(best, best.order)[0]
     place = f"number {rank} of {found.ranking.counts.feasible:,}; the best is A, {name}; this one is B"
     yield from wrap(place, screen.width)

@@ -6,7 +6,7 @@ as the search would choose it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -21,9 +21,10 @@ from meshplan.model.model import Model
 from meshplan.plan.divisors import divisors
 from meshplan.plan.kinds import Recompute, Schedule, Sharding
 from meshplan.plan.plans import ALL_LAYERS, AUTO_LAYERS, AUTO_LAYOUT, Plan, Plans
-from meshplan.plan.rules import RULES, Rule, Setting, broken
+from meshplan.plan.rules import GBS_DIVIDES, Rule, Setting, broken, rules_of
 from meshplan.plan.space import Space
 from meshplan.plan.workload import Workload
+from meshplan.search.fidelity import SURE, can_simulate, simulate_all
 from meshplan.search.ranking import Ranking
 from meshplan.search.search import search
 
@@ -47,13 +48,15 @@ class Case:
     cost_model: CostModel
     rules: tuple[Rule, ...] | None = None
     """What plans must satisfy; ``None``: what the search asks for by itself."""
+    simulate: bool = False
+    """Whether times are those of simulated pipelines, where the cost model can simulate them."""
 
     @property
     def setting(self) -> Setting:
         """What plans are judged against."""
         return Setting(self.model, self.cluster, self.workload)
 
-    def search(self, space: Space | None = None, *, keep: int = KEEP) -> Ranking:
+    def search(self, space: Space | None = None, *, keep: int = KEEP, sure: int = SURE) -> Ranking:
         """The plans of ``space`` (default: the question's own) that are valid and fit, fastest first."""
         return search(
             *self.setting,
@@ -62,7 +65,13 @@ class Case:
             rules=self.rules,
             keep=keep,
             advise=False,
+            fidelity="simulate" if self._simulates else "estimate",
+            sure=sure,
         )
+
+    @property
+    def _simulates(self) -> bool:
+        return self.simulate and can_simulate(self.cost_model)
 
     def price(self, *plans: Plan) -> Costs:
         """The price of these plans, valid or not; where the cost model can cut the layers, it does so for
@@ -70,7 +79,19 @@ class Case:
         table = Plans.of(*plans, order=self.space.order)
         if chooses_layouts(self.cost_model):
             table = table.replace(layout=np.where(table.layout < 0, AUTO_LAYOUT, table.layout))
-        return self.cost_model.price(*self.setting, table)
+        costs = self.cost_model.price(*self.setting, table)
+        if not self._simulates:
+            return costs
+        auto = [plan.recompute_layers == AUTO_LAYERS for plan in plans]
+        if all(auto) or not any(auto):
+            return simulate_all(self.cost_model, self.setting, costs, auto=all(auto))
+        rows = [costs.take(np.array([i])) for i in range(len(plans))]
+        return Costs.concatenate(
+            [
+                simulate_all(self.cost_model, self.setting, row, auto=a)
+                for row, a in zip(rows, auto, strict=True)
+            ]
+        )
 
     def on(self, cluster: Cluster) -> Case:
         """The same question on another cluster. Curves are shares of a datasheet: where the GPU's datasheet
@@ -156,20 +177,19 @@ def whole(wish: Wish) -> Wish:
     return found
 
 
-def with_wish(case: Case, wish: Wish, *, keep: int = 1) -> Ranking:
-    """The plans that agree with ``wish``, fastest first."""
+def with_wish(case: Case, wish: Wish, *, keep: int = KEEP) -> Ranking:
+    """The plans that agree with ``wish``, fastest first; of those simulated only the first is certain."""
     space, pins = wished(case.space, wish)
     if not pins:
-        return case.search(space, keep=keep)
+        return case.search(space, keep=keep, sure=1)
     pinned = replace(case, cost_model=Pinned(base=case.cost_model, pins=pins))
     if "layout" in pins:
         pinned = replace(pinned, rules=_without_layer_rules(case, wish))
-    return pinned.search(space, keep=keep)
+    return pinned.search(space, keep=keep, sure=1)
 
 
 def _without_layer_rules(case: Case, wish: Wish) -> tuple[Rule, ...]:
-    own: tuple[Rule, ...] = getattr(case.cost_model, "rules", ())
-    rules = tuple(dict.fromkeys((*own, *RULES))) if case.rules is None else case.rules
+    rules = errors_of(case)
     chosen = case.space.chosen | set(wish)
     return tuple(
         r for r in rules if r.id not in LAYER_RULES and not (r.practice and chosen.intersection(r.columns))
@@ -219,10 +239,26 @@ def plain(case: Case, wish: Wish) -> Plan:
     return Plan(**given)
 
 
+def errors_of(case: Case) -> tuple[Rule, ...]:
+    """What a plan must satisfy: the rules of the question or of the framework of its space, and the cost
+    model's own."""
+    own: tuple[Rule, ...] = getattr(case.cost_model, "rules", ())
+    asked = rules_of(case.space.framework) if case.rules is None else case.rules
+    return tuple(dict.fromkeys((*own, *asked)))
+
+
+def is_valid(case: Case, plan: Plan, *, batch: bool = True) -> bool:
+    """Whether ``plan`` breaks no rule but those of good practice; ``batch=False`` does not ask about the
+    global batch."""
+    rules = [r for r in errors_of(case) if not r.practice and (batch or r.id != GBS_DIVIDES.id)]
+    if plan.layout is not None or chooses_layouts(case.cost_model):
+        rules = [r for r in rules if r.id not in LAYER_RULES]
+    return not broken(case.setting, plan, rules, order=case.space.order)
+
+
 def reasons_against(case: Case, plan: Plan, wish: Wish) -> tuple[Broken, ...]:
     """The rules that ``plan`` breaks, in words."""
-    own: tuple[Rule, ...] = getattr(case.cost_model, "rules", ())
-    rules: Sequence[Rule] = tuple(dict.fromkeys((*own, *(RULES if case.rules is None else case.rules))))
+    rules = errors_of(case)
     chosen = case.space.chosen | set(wish)
     asked = [r for r in rules if not (r.practice and chosen.intersection(r.columns))]
     if plan.layout is not None or chooses_layouts(case.cost_model):
@@ -231,7 +267,8 @@ def reasons_against(case: Case, plan: Plan, wish: Wish) -> tuple[Broken, ...]:
     if uneven:  # dp is then a number that nobody asked for
         asked = [r for r in asked if "dp" not in r.columns]
     wrong = [
-        Broken(rule=r.id, reason=r.explain(case.setting, plan)) for r in broken(case.setting, plan, asked)
+        Broken(rule=r.id, reason=r.explain(case.setting, plan))
+        for r in broken(case.setting, plan, asked, order=case.space.order)
     ]
     return (*uneven, *_layout(case, plan), *wrong)
 
@@ -279,16 +316,11 @@ class Pinned:
         """The base's."""
         return self.base.name
 
-    @property
-    def chooses_layouts(self) -> bool:
-        """The base's."""
-        return chooses_layouts(self.base)
-
-    @property
-    def rules(self) -> tuple[Rule, ...]:
-        """The base's."""
-        own: tuple[Rule, ...] = getattr(self.base, "rules", ())
-        return own
+    def __getattr__(self, name: str) -> Any:
+        """Rules, layouts, pipelines: the base's own, if it has them."""
+        if name not in ("rules", "chooses_layouts", "pipelines", "floor"):
+            raise AttributeError(name)
+        return getattr(self.base, name)
 
     def price(self, model: Model, cluster: Cluster, workload: Workload, plans: Plans) -> Costs:
         """As the base, after the fields are set. A layout that does not have ``pp · vp`` stages, or not all

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from meshplan.cost.costs import Costs
 from meshplan.errors import InputError
 from meshplan.plan.plans import Plan
-from meshplan.plan.rules import RULES, broken
-from meshplan.search.reasons import LAYER_RULES, Case
+from meshplan.search.reasons import Case, is_valid
 from meshplan.search.reasons_compare import MEMORY, RESOURCES, Resource
 
 MOST_FACTOR = 64.0
@@ -127,7 +126,7 @@ def _batch(case: Case, a: Plan, b: Plan) -> Flip | None:
     def priced(count: int) -> Costs | None:
         try:
             other = case.of(replace(case.workload, gbs=count * unit))
-            if any(_broken(other, plan) for plan in (a, b)):
+            if not all(is_valid(other, plan) for plan in (a, b)):
                 return None
             return other.price(a, b)
         except InputError:
@@ -143,13 +142,6 @@ def _batch(case: Case, a: Plan, b: Plan) -> Flip | None:
     if best is None:
         return None
     return _flip("gbs", "global batch", float(now), float(best[1] * unit), best[2])
-
-
-def _broken(case: Case, plan: Plan) -> bool:
-    rules = [r for r in RULES if not r.practice]
-    if plan.layout is not None:
-        rules = [r for r in rules if r.id not in LAYER_RULES]
-    return bool(broken(case.setting, plan, rules))
 
 
 def _down(count: int) -> Iterator[int]:

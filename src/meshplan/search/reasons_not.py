@@ -15,7 +15,7 @@ from meshplan.errors import InputError
 from meshplan.plan.kinds import Sharding
 from meshplan.plan.plans import Plans
 from meshplan.search.ranking import Ranking
-from meshplan.search.reasons import DEGREES, Answer, Case, Wish, answer, asked_again, with_wish
+from meshplan.search.reasons import DEGREES, KEEP, Answer, Case, Wish, answer, asked_again, with_wish
 from meshplan.search.reasons_compare import Comparison, compare, with_memory
 from meshplan.search.reasons_flip import Flip, flips
 
@@ -67,7 +67,7 @@ class WhyNot:
     ranking: Ranking
     """Of the whole question."""
     rank: int | None
-    """Place of the plan among all that fit."""
+    """Place of the plan among all that fit; ``None`` where it is behind all that were kept."""
     comparison: Comparison | None
     """The best plan (a) and this one (b), where both fit."""
     fixes: tuple[Fix, ...]
@@ -100,9 +100,14 @@ def why_not(case: Case, wish: Wish) -> WhyNot:
     turning = flips(case, asked_again(best.plans[0], case.space), asked_again(found.plan, case.space))
     return WhyNot(
         answer=found, verdict="slower", ranking=ranking,
-        rank=1 + int((ranking.costs.step_s < float(found.costs.step_s[0]) * (1 - 1e-9)).sum()),
+        rank=_rank(ranking, float(found.costs.step_s[0])),
         comparison=compare(best, found.costs), fixes=_gains(case, found), flips=turning,
     )  # fmt: skip
+
+
+def _rank(ranking: Ranking, step_s: float) -> int | None:
+    faster = int((ranking.costs.step_s < step_s * (1 - 1e-9)).sum())
+    return None if faster == len(ranking) < ranking.counts.feasible else 1 + faster
 
 
 # ── changes to the plan ──────────────────────────────────────────────────────────────────────────
@@ -166,7 +171,7 @@ def _changes(wish: Wish, names: tuple[str, ...], costs: Costs) -> tuple[Change, 
     return tuple(Change(name=name, old=wish[name], new=getattr(plan, name)) for name in names)
 
 
-def _try(case: Case, wish: Wish, *, keep: int = 1) -> Ranking | None:
+def _try(case: Case, wish: Wish, *, keep: int = KEEP) -> Ranking | None:
     try:
         return with_wish(case, wish, keep=keep)
     except InputError:  # the cost model cannot price such a plan

@@ -17,9 +17,8 @@ from meshplan.model.layers import Moe
 from meshplan.plan.divisors import divisors
 from meshplan.plan.kinds import Schedule
 from meshplan.plan.plans import AUTO_LAYERS, Plan
-from meshplan.plan.rules import GBS_DIVIDES, RULES, broken
 from meshplan.search.ranking import Ranking
-from meshplan.search.reasons import LAYER_RULES, Broken, Case, asked_again, reasons_against
+from meshplan.search.reasons import LAYER_RULES, Broken, Case, asked_again, is_valid, reasons_against
 from meshplan.search.reasons_compare import Comparison, compare
 
 STATES = ("weights", "gradients", "weights_and_gradients", "optimizer")
@@ -133,19 +132,9 @@ def _plan(case: Case, *, tp: int = 1, cp: int = 1, pp: int = 1, ep: int = 1) -> 
     )  # fmt: skip
 
 
-def _valid(case: Case, plan: Plan, *, batch: bool) -> bool:
-    """Whether ``plan`` breaks no rule; stages may be uneven, and ``batch=False`` leaves the global batch for
-    later."""
-    own = getattr(case.cost_model, "rules", ())
-    rules = [r for r in (*own, *RULES) if not r.practice and r.id not in LAYER_RULES]
-    if not batch:
-        rules = [r for r in rules if r.id != GBS_DIVIDES.id]
-    return not broken(case.setting, plan, rules)
-
-
 def _tried(case: Case, plan: Plan, *, batch: bool = True) -> Tried | None:
     """``plan`` priced; ``None`` where it is not valid or cannot be priced."""
-    if not _valid(case, plan, batch=batch):
+    if not is_valid(case, plan, batch=batch):
         return None
     try:
         costs = case.price(plan)

@@ -93,7 +93,7 @@ def _curves(
 def _point(case: Case, curve: str, gpus: int, gbs: int, first: float | None) -> Point:
     here = case.on(case.cluster.with_gpus(gpus)).of(replace(case.workload, gbs=gbs))
     try:
-        ranking = here.search(keep=1)
+        ranking = here.search(sure=1)
     except InputError as error:  # the cost model cannot price any plan there
         return _nothing(curve, gpus, gbs, str(error))
     if not len(ranking):

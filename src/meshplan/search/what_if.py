@@ -11,9 +11,8 @@ from meshplan.cluster.presets import load_gpu
 from meshplan.cost.costs import Costs
 from meshplan.errors import InputError, nearest, shown
 from meshplan.plan.plans import Plan
-from meshplan.plan.rules import RULES, broken
 from meshplan.search.ranking import Ranking
-from meshplan.search.reasons import Case, asked_again
+from meshplan.search.reasons import Case, asked_again, is_valid
 from meshplan.search.reasons_compare import (
     with_hbm_bandwidth,
     with_memory,
@@ -80,9 +79,7 @@ def _moved(plan: Plan | None, own: Case, other: Case) -> Costs | None:
         return None
     asked = replace(asked, dp=int(asked.dp * ratio))
     try:
-        if broken(other.setting, asked, [r for r in RULES if not r.practice]):
-            return None
-        return other.price(asked)
+        return other.price(asked) if is_valid(other, asked) else None
     except InputError:
         return None
 

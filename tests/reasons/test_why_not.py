@@ -1,0 +1,164 @@
+"""Why not this plan: the verdict, and fixes that are asked again from the start."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from meshplan.cli import main
+from meshplan.cluster.presets import cluster_of
+from meshplan.cost.models import cost_model_named
+from meshplan.model.load import load_model
+from meshplan.plan.kinds import Sharding
+from meshplan.plan.space import Space
+from meshplan.plan.workload import Workload
+from meshplan.search.reasons import Case, answer
+from meshplan.search.reasons_not import why_not, with_changes
+
+RUN = ["llama-3.1-70b", "--gpu", "h100-sxm", "--gpus", "64", "--seq", "8192", "--gbs", "512"]
+
+
+def case(
+    model: str = "llama-3.1-70b", gpu: str = "h100-sxm", gpus: int = 64, seq: int = 8192, gbs: int = 512,
+    cost_model: str = "full",
+) -> Case:  # fmt: skip
+    return Case(
+        model=load_model(model), cluster=cluster_of(gpu, gpus), workload=Workload(seq=seq, gbs=gbs),
+        space=Space(), cost_model=cost_model_named(cost_model),
+    )  # fmt: skip
+
+
+WISHES: list[dict[str, Any]] = [
+    {"tp": 1, "pp": 8}, {"tp": 8, "pp": 1}, {"tp": 3, "pp": 7}, {"pp": 9}, {"tp": 1, "cp": 1, "pp": 1},
+    {"tp": 16}, {"mbs": 3}, {"dp": 64}, {"dp": 5}, {"tp": 2, "cp": 16, "pp": 2, "mbs": 2}, {"cp": 64},
+    {"tp": 1, "pp": 1, "cp": 1, "recompute_layers": 0},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("cost_model", ["handbook", "full"])
+@pytest.mark.parametrize("wish", WISHES, ids=str)
+def test_every_fix_works_when_asked_again(wish: dict[str, Any], cost_model: str) -> None:
+    asked = case(cost_model=cost_model)
+    found = why_not(asked, wish)
+    assert found.verdict in ("invalid", "memory", "slower", "best")
+    assert (found.verdict == "invalid") == bool(found.answer.broken)
+    for fix in found.fixes:
+        again = answer(*with_changes(asked, wish, fix))
+        assert again.fits, fix.changes
+        assert again.costs is not None
+        assert float(again.costs.step_s[0]) == pytest.approx(float(fix.costs.step_s[0]), rel=1e-9)
+        if found.verdict == "slower":
+            assert found.answer.costs is not None
+            assert float(fix.costs.step_s[0]) < float(found.answer.costs.step_s[0])
+    if found.verdict in ("invalid", "memory"):
+        assert found.fixes
+
+
+def test_no_smaller_change_works() -> None:
+    """Brute force: LLaMA 2 7B on eight A100 of 40 GB with tp 1 and pp 1 needs one of them doubled."""
+    asked = case("llama-2-7b", "a100-40gb", 8, 64, 8)
+    wish = {"tp": 1, "pp": 1}
+    found = why_not(asked, wish)
+    assert found.verdict == "memory"
+    changes = found.fixes[0].changes
+    assert len(changes) == 1
+    assert (changes[0].old, changes[0].new) == (1, 2)
+    assert not answer(asked, wish).fits
+    works = [name for name in wish if answer(asked, {**wish, name: 2}).fits]
+    assert changes[0].name in works
+    fastest = min(works, key=lambda name: float(answer(asked, {**wish, name: 2}).costs.step_s[0]))  # type: ignore[union-attr]
+    assert changes[0].name == fastest
+
+
+def test_the_memory_that_would_do_is_the_least() -> None:
+    asked = case("llama-2-7b", "a100-40gb", 8, 64, 8)
+    wish = {"tp": 1, "pp": 1}
+    fix = next(f for f in why_not(asked, wish).fixes if f.changes[0].name == "memory")
+    need = float(fix.changes[0].new)
+    gpu = asked.cluster.gpu
+
+    def with_memory(value: float) -> Case:
+        part = replace(gpu, usable_hbm_bytes=value, hbm_bytes=max(value, gpu.hbm_bytes))
+        return asked.on(replace(asked.cluster, gpu=part))
+
+    assert answer(with_memory(need * 1.0001), wish).fits
+    assert not answer(with_memory(need * 0.999), wish).fits
+
+
+def test_sharded_parameters_are_offered() -> None:
+    """NVIDIA/Megatron-LM#2762: Qwen3-30B-A3B runs out of memory on one node, and not when fully sharded."""
+    wish = {"tp": 1, "pp": 1, "ep": 1, "etp": 1, "cp": 1}
+    found = why_not(case("qwen3-30b-a3b", "h100-sxm", 8, 4096, 64), wish)
+    assert found.verdict == "memory"
+    offered = {c.new for fix in found.fixes for c in fix.changes if c.name == "sharding"}
+    assert Sharding.ZERO3 in offered
+
+
+def test_rank_counts_the_faster_plans() -> None:
+    asked = case(cost_model="handbook")
+    found = why_not(asked, {"tp": 8, "cp": 1, "pp": 1, "mbs": 1})
+    steps = asked.search(keep=100_000).costs.step_s
+    assert found.answer.costs is not None
+    own = float(found.answer.costs.step_s[0])
+    assert found.rank == 1 + int((steps < own * (1 - 1e-9)).sum())
+    assert found.slower == pytest.approx(own / float(steps[0]) - 1)
+
+
+def test_the_best_plan_has_nothing_against_it() -> None:
+    asked = case(cost_model="handbook")
+    best = asked.search().best
+    assert best is not None
+    found = why_not(asked, {"tp": best.tp, "cp": best.cp, "pp": best.pp, "mbs": best.mbs})
+    assert (found.verdict, found.rank, found.fixes) == ("best", 1, ())
+
+
+# ── the command ──────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(autouse=True)
+def _eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "words"),
+    [
+        (["--tp", "1", "--pp", "8"], 0, "it fits, and is slower"),
+        (["--tp", "1", "--pp", "1", "--cp", "1"], 1, "does not fit"),
+        (["--tp", "3"], 1, "not valid: no such plan can run"),
+        (["--plan", "tp8,pp1,ring"], 0, "it fits"),
+        (["--tp", "8", "--plan", "no-sp"], 0, "it fits"),
+    ],
+)
+def test_text(capsys: pytest.CaptureFixture[str], flags: list[str], code: int, words: str) -> None:
+    assert main(["why-not", *RUN, *flags]) == code
+    text = capsys.readouterr().out
+    assert words in text
+    assert max(map(len, text.splitlines())) <= 80
+    assert "\x1b" not in text
+
+
+def test_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["why-not", *RUN, "--tp", "3", "--pp", "7", "--json"]) == 1
+    data = json.loads(capsys.readouterr().out)
+    assert data["verdict"] == "invalid"
+    assert {row["rule"] for row in data["broken"]} >= {"gpus-product", "tp-divides-heads"}
+    assert [(c["name"], c["new"]) for c in data["fixes"][0]["changes"]] == [("tp", 4), ("pp", 8)]
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ([], "no plan in question"),
+        (["--tp", "1,2"], "one value"),
+        (["--plan", "nothing"], "--plan"),
+        (["--tp", "0"], "at least 1"),
+    ],
+)
+def test_no_plan_in_question(capsys: pytest.CaptureFixture[str], flags: list[str], expected: str) -> None:
+    assert main(["why-not", *RUN, *flags]) == 2
+    assert expected in capsys.readouterr().err
