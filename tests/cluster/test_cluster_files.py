@@ -60,6 +60,7 @@ def test_toml_says_the_same(write):
         name = "our-h100"
         gpu = "h100-sxm"
         gpus = 1024
+        memory_fraction = 0.9
         tiers = [
             { name = "NVLink", span = 8, bandwidth = "450 GB/s", latency = "3.4 us" },
             { name = "pod", span = 512, bandwidth = "400 Gb/s" },

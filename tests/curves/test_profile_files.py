@@ -96,7 +96,7 @@ def put(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
         ("attention.fa3.efficiency", [0.5], r"attention\.fa3 needs rising head_dims"),
         ("attention.fa3.efficiency", [0.5, 0.6, 0.7, 1.7], r"efficiency\[3\] must be above 0 and at most 1"),
         ("attention.fa9", {}, r"attention\.fa9: .* is missing"),
-        ("best_attention", "fa1", r"attention\.fa1 is missing"),
+        ("best_attention", "cudnn", r"attention\.cudnn is missing"),
         ("factors.sustained.value", 0.5, r"factors\.sustained\.value must be gemm\.bf16\.throttle"),
         ("collectives.all_gather", None, r"collectives\.all_gather is missing"),
         ("collectives.all_gather.link_bandwidth", 100e9, r"above the link's 1e\+11"),
