@@ -47,6 +47,7 @@ COMMANDS = (
     Command("models", "meshplan.cli.models:app", "List model presets; show what a model is made of."),
     Command("gpus", "meshplan.cli.gpus:app", "List GPU presets; show one with the source of each number."),
     Command("mesh", "meshplan.cli.mesh:app", "Which ranks form which group, drawn with node boundaries."),
+    Command("timeline", "meshplan.cli.timeline:app", "Show what every rank of a plan does over a step."),
     Command("schedule", "meshplan.cli.schedule:app", "Simulate a pipeline schedule with given durations."),
     Command("measure", "meshplan.cli.measure:app", "Run plans in PyTorch; rank them by what was measured."),
     Command("calibrate", "meshplan.cli.calibrate:app", "Measure this machine into a cluster file."),

@@ -40,12 +40,12 @@ def shares(run: Simulation, rank: int, cells: int) -> npt.NDArray[np.float64]:
     return np.stack(parts, axis=1) * cells / max(run.step, np.finfo(float).tiny)
 
 
-def draw_timeline(run: Simulation, screen: Screen) -> str:
-    """The timeline, a headline above and a legend below, in at most the screen's width."""
+def draw_timeline(run: Simulation, screen: Screen, *, title: str | None = None) -> str:
+    """The timeline, a headline (``title``) above and a legend below, in at most the screen's width."""
     order = run.order
     label = len(f"rank {order.ranks - 1}")
     cells = max(10, screen.width - label - 9)
-    lines = [screen.bold(headline(run))]
+    lines = [screen.bold(headline(run) if title is None else title)]
     kinds_seen: set[str] = set()
     for rank in range(order.ranks):
         part = shares(run, rank, cells)

@@ -52,12 +52,12 @@ class _Sheet:
         return cls(width=round(width), row=row, scale=scale, typical=typical * scale)
 
 
-def draw_svg(run: Simulation) -> str:
-    """The timeline as one SVG document, 900 to 3,300 pixels wide."""
+def draw_svg(run: Simulation, *, title: str | None = None) -> str:
+    """The timeline as one SVG document, 900 to 3,300 pixels wide, under a headline (``title``)."""
     sheet = _Sheet.of(run)
     ranks, row, width = run.order.ranks, sheet.row, sheet.width
     height = _TOP + ranks * row + _BOTTOM
-    title = escape(headline(run))
+    title = escape(headline(run) if title is None else title)
     about = escape(_description(run))
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" '

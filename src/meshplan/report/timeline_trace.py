@@ -1,7 +1,8 @@
 """A simulated schedule as a Chrome trace: opens in Perfetto (ui.perfetto.dev) and chrome://tracing.
 
 One process a rank. Its slices, idle ones included, fill the step exactly; arrows follow activations
-and gradients between ranks; a counter shows the activations alive. Times are microseconds.
+and gradients between ranks; a counter shows the activations alive, or their memory. Times are
+microseconds.
 (Trace Event Format: X slices, s and f flows, C counters, M names.)
 """
 
@@ -20,10 +21,11 @@ _US = 1e6
 _COLOURS = {"F": "thread_state_running", "B": "thread_state_iowait", "I": "thread_state_iowait", "W": "good"}
 
 
-def trace_events(run: Simulation) -> Iterator[dict[str, Any]]:
-    """The events of the trace, rank after rank."""
+def trace_events(run: Simulation, activations: Any = None) -> Iterator[dict[str, Any]]:
+    """The events of the trace, rank after rank; ``activations``: bytes of a micro-batch, one a stage."""
     order = run.order
-    alive = run.memory().after
+    alive = run.memory(1.0 if activations is None else activations).after
+    counter, unit = ("activations alive", "alive") if activations is None else ("activation memory", "bytes")
     start, end = run.start * _US, run.end * _US
     step = run.step * _US
     for rank in range(order.ranks):
@@ -39,8 +41,8 @@ def trace_events(run: Simulation) -> Iterator[dict[str, Any]]:
             yield _slice(run, rank, i, float(start[i]), float(end[i]))
             now = float(end[i])
             yield {
-                "name": "activations alive", "ph": "C", "pid": rank, "tid": 0, "ts": now,
-                "args": {"alive": round(float(alive[i]), 9)},
+                "name": counter, "ph": "C", "pid": rank, "tid": 0, "ts": now,
+                "args": {unit: round(float(alive[i]), 9)},
             }  # fmt: skip
         tail = float(run.tail[rank]) * _US
         if tail:
@@ -98,10 +100,10 @@ def _flows(run: Simulation) -> Iterator[dict[str, Any]]:
         yield {**common, "ph": "f", "bp": "e", "pid": int(rank[to]), "ts": float(start[to])}
 
 
-def write_trace(run: Simulation, out: TextIO) -> None:
-    """Write the trace as JSON, one event a line."""
+def write_trace(run: Simulation, out: TextIO, activations: Any = None) -> None:
+    """Write the trace as JSON, one event a line; ``activations`` as in ``trace_events``."""
     about = {"schedule": run.order.name, "step_s": run.step, "bubble": run.bubble}
     out.write(f'{{"displayTimeUnit": "ms", "otherData": {json.dumps(about)}, "traceEvents": [\n')
-    for number, event in enumerate(trace_events(run)):
+    for number, event in enumerate(trace_events(run, activations)):
         out.write((",\n" if number else "") + json.dumps(event, allow_nan=False))
     out.write("\n]}\n")

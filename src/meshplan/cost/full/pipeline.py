@@ -19,6 +19,7 @@ from meshplan.cost.full.context import Context
 from meshplan.cost.full.layers import Priced, price_layers
 from meshplan.cost.full.memory import peak, recomputed_share
 from meshplan.cost.full.stage_cuts import Cut, Cuts, cut_up
+from meshplan.cost.full.stages import even_layout
 from meshplan.cost.full.step import hop_seconds, part_means, rank_work, shards_of
 from meshplan.cost.full.sync import Shards, Transfers, beyond, gradient_transfers
 from meshplan.cost.full.topology import Group
@@ -49,6 +50,8 @@ class Pipelines:
     """The pipelines of a table of plans; arrays are padded to the longest with zeros."""
 
     plans: Plans
+    layers: int
+    """Of the model."""
     micro_batches: Ints
     home: Ints
     """(plans, stages): the rank of every stage, -1 where there is none."""
@@ -148,6 +151,19 @@ class Pipelines:
             overlap_p2p=not self.holds[row],
             tail=self.tail[row, :pp],
         )
+
+    def layers_of(self, row: int) -> tuple[int, ...]:
+        """Layers of every stage of one plan, multi-token-prediction layers left out."""
+        p = self.plans
+        if p.layout[row] >= 0:
+            return p.layouts[int(p.layout[row])]
+        return even_layout(self.layers, int(p.pp[row] * p.vp[row]))
+
+    def rank_memory(self, row: int, alive: Floats) -> Floats:
+        """(ranks,): bytes of every rank of one plan while activations of ``alive`` bytes are."""
+        ranks = int(self.plans.pp[row])
+        fixed = np.asarray(sum(value[row, :ranks] for value in self.memory.values()))
+        return np.asarray(fixed + (1 + self.fragmentation) * alive)
 
     def layers_to_fit(self, rows: Ints, simulated: Costs) -> Ints:
         """Layers to recompute on every rank so that plans ``rows``, simulated as given, fit: a guess that is
@@ -250,6 +266,7 @@ def pipelines(c: Context) -> Pipelines:
     holds = (p.vp > 1) & (not c.stack.p2p_overlap)
     return Pipelines(
         plans=p,
+        layers=len(c.model.layers),
         micro_batches=m,
         home=home,
         forward=forward,

@@ -1,0 +1,183 @@
+"""``meshplan timeline``: what the ranks of a plan's pipeline do over a step."""
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import cyclopts
+import numpy as np
+from cyclopts import Parameter
+
+from meshplan.cli.estimate import STACK, PlanFlags, plan_of
+from meshplan.cli.flags import ClusterFlags, SpaceFlags, WorkloadFlags
+from meshplan.cli.help import HelpFormatter
+from meshplan.cli.options import Json
+from meshplan.cli.question import Question, question
+from meshplan.cli.schedule import Names
+from meshplan.cost.full.model import FullModel
+from meshplan.cost.full.stack import load_stack
+from meshplan.errors import InputError, MeshplanError, shown
+from meshplan.plan.kinds import Schedule
+from meshplan.plan.plans import AUTO_LAYERS, AUTO_LAYOUT, DEFAULT_ORDER, Plan, Plans
+from meshplan.plan.rules import Setting
+from meshplan.report.pipeline_view import (
+    PlanRun,
+    compare_data,
+    compare_text,
+    pipeline_data,
+    pipeline_text,
+    title,
+)
+from meshplan.report.screen import Screen
+from meshplan.report.timeline_svg import draw_svg
+from meshplan.report.timeline_trace import write_trace
+from meshplan.schedule.generate import SCHEDULES, make_order, usual_group
+from meshplan.search.fidelity import simulate_all
+from meshplan.units import format_bytes
+
+app = cyclopts.App(name="timeline", help_formatter=HelpFormatter())
+
+DOES_NOT_FIT = 1
+Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
+
+
+@app.default
+def timeline(
+    model: str,
+    /,
+    *,
+    cluster: ClusterFlags | None = None,
+    workload: WorkloadFlags | None = None,
+    plan: PlanFlags | None = None,
+    compare: Names = None,
+    svg: Annotated[Path | None, Parameter(metavar="FILE")] = None,
+    trace: Annotated[Path | None, Parameter(metavar="FILE")] = None,
+    unfilled: Flag = False,
+    stack: Annotated[str, Parameter(metavar="NAME")] = STACK,
+    json_: Json = False,
+    download: Flag = False,
+) -> int:
+    """Simulate a plan's pipeline and show what every rank does over a step.
+
+    Exit code 0: the plan fits the memory; 1: it does not (shown all the same); 2: the plan or the question
+    makes no sense.
+
+    Parameters
+    ----------
+    model
+        A preset (see `meshplan models`), a config.json or its folder, a name in the Hugging Face
+        cache, or a job file (.yaml, .toml), of which model, cluster and workload are read.
+    compare
+        Show these schedules side by side: step, bubble, peak memory; each with its best layout.
+    svg
+        Write the timeline to this file as a picture.
+    trace
+        Write it as a Chrome trace, for Perfetto: a process a rank, arrows between stages, memory.
+    unfilled
+        Accept fewer micro-batches than pipeline ranks.
+    stack
+        Software that runs the training: megatron-core-2025, torchtitan …
+    download
+        Fetch the config.json of an unknown model from the Hugging Face hub.
+    """
+    full = FullModel(stack=load_stack(stack))
+    asked = question(
+        model, cluster or ClusterFlags(), workload or WorkloadFlags(), SpaceFlags(), download=download
+    )
+    flags = plan or PlanFlags()
+    torch = full.stack.family == "torch"
+    if compare:
+        _refuse_with_compare(flags, {"--svg": svg, "--trace": trace})
+        runs = [(name, _compared(full, asked, flags, name, torch, unfilled)) for name in compare]
+        return _show_comparison(runs, as_json=json_)
+    found = _run(full, asked, plan_of(flags, asked, torch=torch), flags, unfilled=unfilled)
+    _write(svg, lambda out: out.write(draw_svg(found.run, title=title(found))))
+    _write(trace, lambda out: write_trace(found.run, out, found.activations))
+    if json_:
+        print(json.dumps(pipeline_data(found), indent=2, allow_nan=False))
+    else:
+        sys.stdout.write(pipeline_text(found, Screen.of()))
+    if bool(found.costs.fits[0]):
+        return 0
+    if not json_:
+        print(f"error: {_too_much(found)}", file=sys.stderr)
+    return DOES_NOT_FIT
+
+
+def _run(full: FullModel, asked: Question, plan: Plan, flags: PlanFlags, *, unfilled: bool) -> PlanRun:
+    """Price and simulate one plan; a layout that was not given is the best one."""
+    setting = Setting(asked.model, asked.cluster, asked.workload)
+    batches = asked.workload.gbs // (plan.dp * plan.mbs)
+    name = plan.schedule.label
+    make_order(
+        name, ranks=plan.pp, micro_batches=batches, unfilled=unfilled,
+        vp=plan.vp if SCHEDULES[name].vp is None else None,
+        group=usual_group(name, ranks=plan.pp, micro_batches=batches, vp=plan.vp),
+    )  # fmt: skip
+    plans = Plans.of(plan, order=flags.order or DEFAULT_ORDER)
+    if flags.layout is None:
+        plans = plans.replace(layout=np.full(1, AUTO_LAYOUT))
+    priced = full.price(*setting, plans)
+    costs = simulate_all(full, setting, priced, auto=plan.recompute_layers == AUTO_LAYERS)
+    pipelines = full.pipelines(*setting, costs.plans)
+    return PlanRun(setting=setting, costs=costs, pipelines=pipelines, run=pipelines.simulation(0))
+
+
+def _compared(
+    full: FullModel, asked: Question, flags: PlanFlags, name: str, torch: bool, unfilled: bool
+) -> PlanRun | str:
+    """One schedule of a comparison, or why it cannot run."""
+    kind = SCHEDULES[name]
+    schedule = next(s for s in Schedule if s.label == name)
+    vp = kind.vp if kind.vp is not None else (flags.vp or kind.default_vp)
+    if schedule in (Schedule.INTERLEAVED, Schedule.LOOPED_BFS):
+        vp = max(vp, 2)
+    try:
+        plan = plan_of(replace(flags, schedule=schedule, vp=vp), asked, torch=torch)
+        return _run(full, asked, plan, flags, unfilled=unfilled)
+    except MeshplanError as error:
+        return str(error)
+
+
+def _refuse_with_compare(flags: PlanFlags, files: dict[str, Path | None]) -> None:
+    for flag, value in files.items():
+        if value is not None:
+            raise InputError(f"{flag} shows one schedule; leave out --compare")
+    for flag, there in (("--schedule", flags.schedule is not None), ("--layout", flags.layout is not None)):
+        if there:
+            raise InputError(f"--compare goes through schedules, each with its best layout; leave out {flag}")
+
+
+def _show_comparison(runs: list[tuple[str, PlanRun | str]], *, as_json: bool) -> int:
+    if all(isinstance(one, str) for _, one in runs):
+        raise InputError("; ".join(f"{name}: {one}" for name, one in runs))
+    if as_json:
+        print(json.dumps(compare_data(runs), indent=2, allow_nan=False))
+    else:
+        sys.stdout.write(compare_text(runs, Screen.of()))
+    fitting = any(isinstance(one, PlanRun) and bool(one.costs.fits[0]) for _, one in runs)
+    return 0 if fitting else DOES_NOT_FIT
+
+
+def _too_much(found: PlanRun) -> str:
+    memory, limit = found.memory, found.costs.memory_limit_bytes
+    rank = int(memory.argmax())
+    where = f"pipeline rank {rank}" if len(memory) > 1 else "every GPU"
+    return (
+        f"the plan does not fit: {where} needs {format_bytes(float(memory[rank]))},"
+        f" {format_bytes(float(memory[rank]) - limit)} more than the {format_bytes(limit)} there are"
+    )
+
+
+def _write(path: Path | None, write: Callable[[Any], Any]) -> None:
+    if path is None:
+        return
+    try:
+        with path.open("w", encoding="utf-8") as out:
+            write(out)
+    except OSError as error:
+        raise InputError(f"cannot write {shown(path)}: {error.strerror}") from None
+    print(f"wrote {shown(path)}", file=sys.stderr)
