@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from meshplan.cost.costs import Costs
+import numpy as np
+
+from meshplan.cost.costs import Costs, Floats
 from meshplan.errors import InputError
 from meshplan.plan.plans import Plan
 from meshplan.search.reasons import Case, is_valid
 from meshplan.search.reasons_compare import MEMORY, RESOURCES, Resource
 
 MOST_FACTOR = 64.0
-"""How far a number is changed at most, either way."""
+"""How far the batch is changed at most."""
+NUDGES = (1.0, 1.02, 1.05, 1.1)
+"""How much further than the closed form says a simulation is asked."""
 PROBES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 3.0, 4.5, 6.0)
 """Powers of two tried first, up and down; between two of them the turning point is narrowed down."""
 PRECISION = 0.015
@@ -43,23 +47,21 @@ class Flip:
         return self.value / self.now
 
 
-Priced = Callable[[float], Costs | None]
-"""The prices of a and b (two rows) with a number times a factor; ``None`` where it cannot be asked."""
-
-
 def flips(case: Case, a: Plan, b: Plan) -> tuple[Flip, ...]:
     """For every number the nearest change after which b beats a, smallest change first.
 
-    ``a`` should be the better plan now, both as they were asked for. Numbers for which no change up to
-    ``MOST_FACTOR`` times turns the order round are left out.
+    ``a`` should be the better plan now, both as they were asked for. Numbers for which no change up to 64
+    times turns the order round are left out. Where times are simulated, the closed form finds the place,
+    as far off as it is now, and a simulation confirms it.
     """
+    pair = _Pair.of(case, a, b)
     found = []
     for resource in (*RESOURCES, MEMORY):
         amount = resource.amount(case.cluster)
         if amount is not None:
-            flip = _nearest(resource.name, resource.title, amount, _on(case, resource, a, b))
+            flip = _nearest(pair, resource, amount)
             found += [] if flip is None else [flip]
-    batch = _batch(case, a, b)
+    batch = _batch(pair)
     found += [] if batch is None else [batch]
     return tuple(sorted(found, key=lambda flip: abs(math.log(flip.factor))))
 
@@ -71,42 +73,70 @@ def wins(costs: Costs | None) -> bool:
     return not bool(costs.fits[0]) or float(costs.step_s[1]) < float(costs.step_s[0])
 
 
-def _on(case: Case, resource: Resource, a: Plan, b: Plan) -> Priced:
-    def price(factor: float) -> Costs | None:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Pair:
+    """The two plans under changed questions."""
+
+    case: Case
+    a: Plan
+    b: Plan
+    off: Floats
+    """Of each plan, its time over that of the closed form, now."""
+
+    @classmethod
+    def of(cls, case: Case, a: Plan, b: Plan) -> _Pair:
+        """Both plans priced once with and without simulation."""
+        closed = replace(case, simulate=False).price(a, b).step_s
+        off = case.price(a, b).step_s / closed if case.simulate else np.ones(2)
+        return cls(case=case, a=a, b=b, off=off)
+
+    def near(self, case: Case) -> Costs | None:
+        """Both in closed form; ``None`` where the question makes no sense."""
         try:
-            return case.on(resource.scaled(case.cluster, factor)).price(a, b)
-        except InputError:  # such a GPU cannot be
+            costs = replace(case, simulate=False).price(self.a, self.b)
+        except InputError:
+            return None
+        return replace(costs, step_s=costs.step_s * self.off)
+
+    def exact(self, case: Case) -> Costs | None:
+        """Both as the question prices them."""
+        try:
+            return case.price(self.a, self.b)
+        except InputError:
             return None
 
-    return price
 
-
-def _nearest(name: str, title: str, now: float, priced: Priced) -> Flip | None:
+def _nearest(pair: _Pair, resource: Resource, now: float) -> Flip | None:
     """The turning point nearest to the present value, up or down."""
-    best: float | None = None
-    for direction in (1.0, -1.0):
-        found = _turn(priced, direction)
-        if found is not None and (best is None or abs(math.log(found)) < abs(math.log(best))):
-            best = found
-    if best is None:
-        return None
-    costs = priced(best)
-    if costs is None or not wins(costs):
-        return None
-    return _flip(name, title, now, now * best, costs)
+
+    def changed(factor: float) -> Case:
+        return pair.case.on(resource.scaled(pair.case.cluster, factor))
+
+    turns = [(_turn(lambda f: wins(pair.near(changed(f))), way), way) for way in (1.0, -1.0)]
+    for turn, way in _by_distance(turns):
+        for factor in (_rounded(turn, way), *(turn * nudge**way for nudge in NUDGES)):
+            costs = pair.exact(changed(factor))
+            if costs is not None and wins(costs):
+                return _flip(resource.name, resource.title, now, now * factor, costs)
+    return None
 
 
-def _turn(priced: Priced, direction: float) -> float | None:
-    """The smallest factor in this direction with which b wins, rounded away from 1 and tried again."""
+def _by_distance(turns: Sequence[tuple[float | None, float]]) -> list[tuple[float, float]]:
+    found = [(turn, way) for turn, way in turns if turn is not None]
+    return sorted(found, key=lambda pair: abs(math.log(pair[0])))
+
+
+def _turn(won: Callable[[float], bool], direction: float) -> float | None:
+    """The smallest factor in this direction with which b wins, to ``PRECISION``."""
     inside = 1.0
-    for step in (2.0 ** (direction * exponent) for exponent in PROBES):
-        if wins(priced(step)):
+    for exponent in PROBES:
+        step = float(2.0 ** (direction * exponent))
+        if won(step):
             outside = step
             while abs(math.log(outside / inside)) > PRECISION:
                 middle = math.sqrt(inside * outside)
-                inside, outside = (inside, middle) if wins(priced(middle)) else (middle, outside)
-            rounded = _rounded(outside, direction)
-            return rounded if wins(priced(rounded)) else outside
+                inside, outside = (inside, middle) if won(middle) else (middle, outside)
+            return outside
         inside = step
     return None
 
@@ -118,30 +148,21 @@ def _rounded(factor: float, direction: float) -> float:
     return (math.ceil if direction > 0 else math.floor)(factor * scale) / scale
 
 
-def _batch(case: Case, a: Plan, b: Plan) -> Flip | None:
+def _batch(pair: _Pair) -> Flip | None:
     """The nearest global batch that both plans can run and with which b wins."""
-    now = case.workload.gbs
-    unit = math.lcm(a.dp * a.mbs, b.dp * b.mbs)
-
-    def priced(count: int) -> Costs | None:
-        try:
-            other = case.of(replace(case.workload, gbs=count * unit))
-            if not all(is_valid(other, plan) for plan in (a, b)):
-                return None
-            return other.price(a, b)
-        except InputError:
-            return None
-
-    best: tuple[float, int, Costs] | None = None
-    for count in (*_down(now // unit), *_up(now // unit, unit, now)):
-        costs = priced(count)
+    case, now = pair.case, pair.case.workload.gbs
+    unit = math.lcm(pair.a.dp * pair.a.mbs, pair.b.dp * pair.b.mbs)
+    counts = sorted(
+        (*_down(now // unit), *_up(now // unit, unit, now)), key=lambda n: abs(math.log(n * unit / now))
+    )
+    for count in counts:
+        other = case.of(replace(case.workload, gbs=count * unit))
+        if not all(is_valid(other, plan) for plan in (pair.a, pair.b)) or not wins(pair.near(other)):
+            continue
+        costs = pair.exact(other)
         if costs is not None and wins(costs):
-            distance = abs(math.log(count * unit / now))
-            if best is None or distance < best[0]:
-                best = (distance, count, costs)
-    if best is None:
-        return None
-    return _flip("gbs", "global batch", float(now), float(best[1] * unit), best[2])
+            return _flip("gbs", "global batch", float(now), float(count * unit), costs)
+    return None
 
 
 def _down(count: int) -> Iterator[int]:
