@@ -98,7 +98,7 @@ def test_the_python_example_runs() -> None:
         exec(compile(example, "README.md", "exec"), {})
     lines = out.getvalue().splitlines()
     assert re.fullmatch(r"\d+ \d+ \d+ \d+ \d\d\.\d%", lines[0])
-    assert any(line.startswith("compute ") for line in lines)
+    assert any(line.startswith("matmul ") for line in lines)
 
 
 def test_the_job_file_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
