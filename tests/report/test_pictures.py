@@ -57,15 +57,19 @@ TIME = {
 }  # fmt: skip
 HIDDEN = {"dp": 1.5, "cp": 2.5, "tp": 0.0}
 POINTS = [
-    {"gpus": 16, "mfu": None, "tokens_per_s": None, "step_s": None},
-    {"gpus": 32, "mfu": 0.50, "tokens_per_s": 35_000.0, "step_s": 120.0},
-    {"gpus": 64, "mfu": 0.48, "tokens_per_s": 69_000.0, "step_s": 60.0},
+    {"gpus": 16, "plan": None, "tokens_per_s": None},
+    {"gpus": 32, "plan": {"mfu": 0.50}, "tokens_per_s": 35_000.0},
+    {"gpus": 64, "plan": {"mfu": 0.48}, "tokens_per_s": 69_000.0},
 ]
-ROWS = [
-    {"name": "peak", "same_plan": -0.08, "best_plan": -0.081},
-    {"name": "hbm", "same_plan": 0.0, "best_plan": None},
-    {"name": "network", "same_plan": -0.004, "best_plan": 0.01},
-]
+SLOPES = {
+    "rows": [
+        {"name": "peak", "per_cent": -0.80},
+        {"name": "hbm_bandwidth", "per_cent": -0.05},
+        {"name": "network", "per_cent": -0.001},
+    ],
+    "fixed": 0.149,
+    "tenth_more_memory": -0.021,
+}
 STEP = [10.0, 10.2, 12.0, 15.0, 80.0]
 MEMORY = [60 * GIB, 50 * GIB, 55 * GIB, 30 * GIB, 20 * GIB]
 
@@ -84,7 +88,7 @@ def pictures() -> Mapping[str, str]:
         "mesh-moe-1024": mesh_chart(mesh(tp=2, dp=64, pp=8, ep=32, etp=1), 8, EN),
         "pareto": pareto_chart(STEP, MEMORY, LIMIT, EN, chosen=1, band=0.05, more=7),
         "scaling": scaling_chart(POINTS, 64, EN),
-        "sensitivity": sensitivity_chart(ROWS, 0.1, EN),
+        "sensitivity": sensitivity_chart(SLOPES, EN),
         "timeline": timeline_chart(simulate(order, forward=1.0, backward_input=1.0, weight=1.0), EN),
     }
 
@@ -233,7 +237,7 @@ def test_pareto_counts_what_it_does_not_draw() -> None:
     text = pareto_chart(STEP, MEMORY, LIMIT, EN, band=0.05, more=7)
     assert "1 plans slower than 4× the best are not drawn" in text
     assert "7 more plans that fit" in text
-    assert "2 plans are within 5% of the best" in text
+    assert "2 plans are within 5.0% of the best" in text
 
 
 def test_pareto_of_thousands_stays_small() -> None:

@@ -90,7 +90,7 @@ def test_has_every_section(text: str) -> None:
         "The plans, best first", "Memory of a GPU by pipeline rank", "Where one step goes", "Rank mesh",
         "Pipeline timeline", "Every plan that fits: step time against memory",
         "The best plan as the GPUs grow, same batch",
-        "What a little more of each hardware number would bring",
+        "What the step waits for",
         "Ask the same again", "What the numbers rest on",
     ):  # fmt: skip
         assert title in heads
@@ -196,7 +196,7 @@ def test_report_of_a_saved_plan_is_complete(tmp_path: Path, capsys: pytest.Captu
     saved.write_text(capsys.readouterr().out, encoding="utf-8")
     assert main(["report", str(saved), "--out", str(out)]) == 0
     text = out.read_text(encoding="utf-8")
-    assert "What a little more of each hardware number would bring" in text
+    assert "What the step waits for" in text
     assert "Only what the file holds is shown" not in text
 
 

@@ -11,7 +11,6 @@ from typing import Any
 from meshplan.model.layers import Moe
 from meshplan.model.model import Model
 
-
 _ONE_AT_A_TIME = Lock()
 """So that the requests of a server that has just started wait for one pricing, and do not each make it."""
 

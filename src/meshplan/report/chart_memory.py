@@ -12,7 +12,7 @@ from meshplan.report.words import Words
 
 GIB = 2.0**30
 MOST_ROWS = 12
-_LEFT, _RIGHT, _ROW, _TOP = 168.0, 74.0, 34.0, 30.0
+_LEFT, _RIGHT, _ROW, _TOP = 132.0, 56.0, 34.0, 30.0
 
 
 def memory_chart(stages: Sequence[Mapping[str, Any]], limit_bytes: float, words: Words) -> Html:

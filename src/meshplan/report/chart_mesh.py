@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from meshplan.plan.mesh import Mesh
 from meshplan.report.markup import Html
-from meshplan.report.svg import WIDTH, box, canvas, text, text_width
+from meshplan.report.svg import WIDE, box, canvas, text, text_width
 from meshplan.report.words import Words
 
 Ints = npt.NDArray[np.int64]
@@ -46,8 +46,8 @@ def mesh_chart(mesh: Mesh, gpus_per_node: int, words: Words) -> Html:
     if mesh.size == 1:
         body.append(text(_LEFT, y + 16, words("mesh.one"), "soft"))
         y += _ROW
-    body += _numbers(ranks, edges, y, head, narrow)
-    body += _nodes(ranks, edges, gpus_per_node, y + head)
+    body += _numbers(ranks, edges, y, head, narrow, words("mesh.rank"))
+    body += _nodes(ranks, edges, gpus_per_node, y + head, words)
     y += head
     left = mesh.size - ranks.size
     if left:
@@ -58,7 +58,7 @@ def mesh_chart(mesh: Mesh, gpus_per_node: int, words: Words) -> Html:
         y += 18
     nodes = -(-mesh.size // gpus_per_node)
     return canvas(
-        "mesh", body, height=y + 10,
+        "mesh", body, width=WIDE, height=y + 10,
         title=words("mesh.title"),
         desc=words(
             "mesh.desc", ranks=f"{mesh.size:,}", nodes=f"{nodes:,}", size=gpus_per_node,
@@ -91,7 +91,7 @@ def folded(sizes: Sequence[int], most: int = MOST_COLUMNS) -> list[Ints]:
 def _columns(ranks: Ints) -> npt.NDArray[np.float64]:
     """(ranks, 2): left and right edge of every column, with a gap wherever ranks are left out."""
     gaps = np.concatenate([[0], np.cumsum(np.diff(ranks) > 1)]) * _GAP
-    width = min((WIDTH - _LEFT - 2 - float(gaps[-1])) / len(ranks), 40.0)
+    width = min((WIDE - _LEFT - 2 - float(gaps[-1])) / len(ranks), 40.0)
     left = _LEFT + np.arange(len(ranks)) * width + gaps
     return np.stack([left, left + width], axis=1)
 
@@ -122,8 +122,10 @@ def _rows(
     return body
 
 
-def _numbers(ranks: Ints, edges: npt.NDArray[np.float64], y: float, head: float, narrow: bool) -> list[Html]:
-    body = [text(0, y + 12, "rank", "small strong")]
+def _numbers(
+    ranks: Ints, edges: npt.NDArray[np.float64], y: float, head: float, narrow: bool, rank_word: str
+) -> list[Html]:
+    body = [text(0, y + 12, rank_word, "small strong")]
     for rank, (left, right) in zip(ranks.tolist(), edges.tolist(), strict=True):
         middle = (left + right) / 2
         if narrow:
@@ -141,7 +143,7 @@ def _numbers(ranks: Ints, edges: npt.NDArray[np.float64], y: float, head: float,
     return body
 
 
-def _nodes(ranks: Ints, edges: npt.NDArray[np.float64], node: int, bottom: float) -> list[Html]:
+def _nodes(ranks: Ints, edges: npt.NDArray[np.float64], node: int, bottom: float, words: Words) -> list[Html]:
     """A line around every node, its number above; where a node is cut short its line is too."""
     numbers = ranks // node
     starts = np.flatnonzero(np.append(True, np.diff(numbers) != 0))
@@ -150,7 +152,7 @@ def _nodes(ranks: Ints, edges: npt.NDArray[np.float64], node: int, bottom: float
     for first, last in zip(starts.tolist(), ends.tolist(), strict=True):
         left, right = float(edges[first, 0]), float(edges[last, 1])
         body.append(box(left, _TOP - 1, right - left, bottom - _TOP + 1, "node"))
-        name = f"node {numbers[first]}"
+        name = words("mesh.node", number=numbers[first])
         name = name if text_width(name, 11) < right - left else str(numbers[first])
         if text_width(name, 11) < right - left + _GAP:
             body.append(text((left + right) / 2, _TOP - 7, name, "small mid"))

@@ -17,7 +17,7 @@ Floats = npt.NDArray[np.float64]
 GIB = 2.0**30
 SLOWEST = 4.0
 """Plans slower than this many times the best are counted, not drawn."""
-_LEFT, _RIGHT, _TOP, _HEIGHT = 58.0, 14.0, 24.0, 270.0
+_LEFT, _RIGHT, _TOP, _HEIGHT = 48.0, 10.0, 24.0, 240.0
 
 
 def pareto_chart(
@@ -68,7 +68,7 @@ def pareto_chart(
         ("c1", "", words("pareto.chosen")),
     ]
     if band:
-        entries.append(("band", "", words("pareto.band", share=f"{band:.0%}")))
+        entries.append(("band", "", words("pareto.band", share=f"{band:.1%}")))
     swatches, height = legend(entries, 0, base + 40, WIDTH)
     left = int((~drawn).sum())
     notes = [words("pareto.slower", count=f"{left:,}", times=f"{SLOWEST:g}")] if left else []
@@ -81,7 +81,7 @@ def pareto_chart(
         desc=words(
             "pareto.desc", plans=f"{len(step):,}", best=f"{step.min():.4g}", front=len(front),
             least=f"{memory.min() / GIB:.1f}", most=f"{memory.max() / GIB:.1f}",
-        ) + (" " + words("pareto.tied", count=f"{tied:,}", share=f"{band:.0%}") if band else ""),
+        ) + (" " + words("pareto.tied", count=f"{tied:,}", share=f"{band:.1%}") if band else ""),
     )  # fmt: skip
 
 

@@ -11,17 +11,17 @@ from meshplan.report.svg import WIDTH, canvas, dots, line, polyline, text, ticks
 from meshplan.report.words import Words
 from meshplan.units import format_count
 
-_LEFT, _RIGHT, _TOP, _HEIGHT = 72.0, 34.0, 30.0, 190.0
+_LEFT, _RIGHT, _TOP, _HEIGHT = 62.0, 22.0, 30.0, 170.0
 
 
 def scaling_chart(points: Sequence[Mapping[str, Any]], gpus: int, words: Words) -> Html:
     """MFU over the number of GPUs (logarithmic), the same work in every step.
 
-    ``points``: ``gpus`` and, where a plan fits, ``mfu``, ``tokens_per_s`` and ``step_s`` (``None``
-    where none does), by rising GPUs; ``gpus`` is the count that was asked about.
+    ``points``: as in ``scale --json``, one curve by rising GPUs: ``gpus``, ``tokens_per_s`` and ``plan`` with
+    ``mfu`` (``None`` where no plan is possible); ``gpus`` is the count that was asked about.
     """
-    found = [p for p in points if p["mfu"] is not None]
-    top = max((p["mfu"] for p in found), default=0.1) * 1.15
+    found = [p for p in points if p["plan"] is not None]
+    top = max((p["plan"]["mfu"] for p in found), default=0.1) * 1.15
     low, high = math.log2(points[0]["gpus"]), math.log2(points[-1]["gpus"])
     base = _TOP + _HEIGHT
 
@@ -41,29 +41,23 @@ def scaling_chart(points: Sequence[Mapping[str, Any]], gpus: int, words: Words) 
         at, strong = x(p["gpus"]), "strong " if p["gpus"] == gpus else ""
         body.append(line(at, base, at, base + 5, "axis"))
         body.append(text(at, base + 19, f"{p['gpus']:,}", f"{strong}small mid"))
-        if p["mfu"] is None:
+        if p["plan"] is None:
             body.append(text(at, base - 6, "✗", "limit mid"))
             continue
         body.append(text(at, base + 34, format_count(p["tokens_per_s"]), "small soft mid"))
-        body.append(text(at, y(p["mfu"]) - 9, f"{100 * p['mfu']:.1f}%", f"{strong}small mid"))
+        body.append(text(at, y(p["plan"]["mfu"]) - 9, f"{100 * p['plan']['mfu']:.1f}%", f"{strong}small mid"))
     body.append(text(0, base + 19, words("scaling.gpus"), "small soft"))
     body.append(text(0, base + 34, words("scaling.tokens"), "small soft"))
-    line_points = [(x(p["gpus"]), y(p["mfu"])) for p in found]
+    line_points = [(x(p["gpus"]), y(p["plan"]["mfu"])) for p in found]
     if line_points:
         body.append(polyline(line_points, "path sc1"))
         body.append(dots(line_points, "sc1"))
     if len(found) < len(points):
         body.append(text(WIDTH, 12, words("scaling.nothing"), "small limit end"))
-    told = ", ".join(
-        words(
-            "scaling.point", gpus=f"{p['gpus']:,}", mfu="—" if p["mfu"] is None else f"{100 * p['mfu']:.1f}%"
-        )
-        for p in points
-    )
-    return canvas(
-        "scaling",
-        body,
-        height=base + 46,
-        title=words("scaling.title"),
-        desc=words("scaling.desc", points=told),
-    )
+    told = ", ".join(words("scaling.point", gpus=f"{p['gpus']:,}", mfu=_mfu(p)) for p in points)
+    title, desc = words("scaling.title"), words("scaling.desc", points=told)
+    return canvas("scaling", body, height=base + 46, title=title, desc=desc)
+
+
+def _mfu(point: Mapping[str, Any]) -> str:
+    return "—" if point["plan"] is None else f"{100 * point['plan']['mfu']:.1f}%"

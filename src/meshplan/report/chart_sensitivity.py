@@ -1,56 +1,40 @@
-"""What a tenth more of each hardware number would change: of this plan, and of the best plan then."""
+"""How much each hardware number matters: per cent of step time for one per cent more of it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from meshplan.report.markup import Html
-from meshplan.report.svg import WIDTH, box, canvas, legend, line, shortened, text
+from meshplan.report.svg import WIDTH, box, canvas, line, shortened, text
 from meshplan.report.words import Words
 
-_LEFT, _RIGHT, _ROW, _TOP = 190.0, 60.0, 34.0, 10.0
+_LEFT, _RIGHT, _ROW, _TOP = 150.0, 70.0, 26.0, 8.0
 
 
-def sensitivity_chart(rows: Sequence[Mapping[str, Any]], change: float, words: Words) -> Html:
-    """Two bars a row, to the left where the step gets shorter.
+def sensitivity_chart(found: Mapping[str, Any], words: Words) -> Html:
+    """One bar a hardware number, as long as the per cent by which one per cent more of it shortens the step.
 
-    ``rows``: ``name`` (a key of the ``hardware`` texts), ``same_plan`` and ``best_plan`` (change of the
-    step time as a share, ``None`` where there is no plan), for ``change`` (0.1: a tenth) more of it.
+    ``found``: as under ``sensitivities`` of ``plan --sensitivities --json``: ``rows`` with ``name`` and
+    ``per_cent`` (negative where more helps), ``fixed``, ``tenth_more_memory``.
     """
-    values = [v for row in rows for v in (row["same_plan"], row["best_plan"]) if v is not None]
-    shrinks, grows = max([0.0, *(-v for v in values)]), max([0.0, *values])
-    scale = (WIDTH - _LEFT - _RIGHT - 60) / max(shrinks + grows, 0.001)
-    zero = _LEFT + 60 + shrinks * scale
-    body: list[Html] = []
+    rows = [(words(f"hardware.{row['name']}"), -row["per_cent"], "c1") for row in found["rows"]]
+    rows.append((words("sensitivity.fixed"), found["fixed"], "c8"))
+    longest = max(1.0, *(abs(value) for _, value, _ in rows))
+    scale = (WIDTH - _LEFT - _RIGHT) / longest
     base = _TOP + _ROW * len(rows)
-    for i, row in enumerate(rows):
+    body: list[Html] = []
+    for i, (name, value, fill) in enumerate(rows):
         y = _TOP + i * _ROW
-        name = words(f"hardware.{row['name']}")
-        body.append(text(0, y + 20, shortened(name, _LEFT - 6)))
-        for value, at, fill in ((row["same_plan"], y + 4, "c1"), (row["best_plan"], y + 17, "c5")):
-            if value is None:
-                continue
-            left = zero + min(value, 0.0) * scale
-            body.append(box(left, at, max(abs(value) * scale, 0.8), 11, fill))
-            label = f"{100 * value:+.2f}%" if abs(value) >= 5e-5 else "0%"
-            if value <= 0:
-                body.append(text(left - 5, at + 10, label, "small end"))
-            else:
-                body.append(text(left + value * scale + 5, at + 10, label, "small"))
-    body.append(line(zero, _TOP, zero, base + 4, "axis"))
-    more = f"+{change:.0%}"
-    entries = [
-        ("c1", "", words("sensitivity.same", more=more)),
-        ("c5", "", words("sensitivity.best", more=more)),
-    ]
-    swatches, height = legend(entries, 0, base + 14, WIDTH)
-    told = "; ".join(
-        f"{words('hardware.' + row['name'])} {100 * row['same_plan']:+.2f}%"
-        for row in rows
-        if row["same_plan"] is not None
-    )
+        body.append(text(_LEFT - 8, y + 17, shortened(name, _LEFT - 12), "end"))
+        left = _LEFT + min(value, 0.0) * scale
+        body.append(box(left, y + 4, max(abs(value) * scale, 0.8), _ROW - 8, fill))
+        body.append(text(_LEFT + max(value, 0.0) * scale + 6, y + 17, f"{value:.2f}%", "small"))
+    body.append(line(_LEFT, _TOP, _LEFT, base + 4, "axis"))
+    memory = f"{100 * found['tenth_more_memory']:+.1f}%" if abs(found["tenth_more_memory"]) >= 5e-4 else "0%"
+    body.append(text(0, base + 24, words("sensitivity.memory", change=memory), "small soft"))
+    told = ", ".join(f"{name} {value:.2f}%" for name, value, _ in rows)
     return canvas(
-        "sensitivity", body, swatches, height=base + 20 + height,
-        title=words("sensitivity.title"), desc=words("sensitivity.desc", more=more, rows=told),
+        "sensitivity", body, height=base + 32,
+        title=words("sensitivity.title"), desc=words("sensitivity.desc", rows=told, memory=memory),
     )  # fmt: skip

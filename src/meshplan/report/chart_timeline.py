@@ -7,8 +7,9 @@ from xml.etree import ElementTree
 
 from meshplan.report.markup import Html, h, num
 from meshplan.report.svg import canvas
+from meshplan.report.timeline import KIND_NAMES
 from meshplan.report.timeline_svg import draw_svg
-from meshplan.report.words import Words
+from meshplan.report.words import Words, key_of
 from meshplan.schedule.result import Simulation
 
 _SVG = "{http://www.w3.org/2000/svg}"
@@ -33,7 +34,7 @@ def timeline_chart(run: Simulation, words: Words) -> Html:
         elif part.tag == f"{_SVG}text":
             place = {"x": part.attrib["x"], "y": part.attrib["y"]}
             class_ = _CLASSES.get(part.get("class"), "small")
-            written.append(h("text", part.text or "", class_=class_, **place))
+            written.append(h("text", _said(part, run, words), class_=class_, **place))
         elif part.tag == f"{_SVG}path":
             written.append(h("path", d=part.attrib["d"], class_="axis"))
     filled = [
@@ -55,6 +56,21 @@ def timeline_chart(run: Simulation, words: Words) -> Html:
             step=f"{run.step:.4g}", idle=f"{run.bubble:.1%}",
         ),
     )  # fmt: skip
+
+
+def _said(part: ElementTree.Element, run: Simulation, words: Words) -> str:
+    """The drawing's own words in this language; figures stay as they are."""
+    text, order = part.text or "", run.order
+    if part.get("class") == "h":
+        return words(
+            "timeline.head", schedule=order.name, ranks=order.ranks, batches=order.micro_batches,
+            step=f"{run.step:.4g}", idle=f"{run.bubble:.1%}",
+        )  # fmt: skip
+    if text.startswith("rank "):
+        return words("timeline.rank", rank=text.removeprefix("rank "))
+    if text.startswith("right:"):
+        return words("timeline.right")
+    return words(f"timeline.{key_of(text)}") if text in (*KIND_NAMES.values(), "idle") else text
 
 
 def _stroke(rect: ElementTree.Element) -> str:

@@ -12,7 +12,7 @@ from meshplan.report.words import Words
 
 SMALLEST = 0.0005
 """Share of the step below which parts are drawn as one."""
-_LEFT, _RIGHT, _ROW, _TOP = 150.0, 124.0, 24.0, 8.0
+_LEFT, _RIGHT, _ROW, _TOP = 118.0, 122.0, 24.0, 8.0
 
 
 def waterfall_chart(time: Mapping[str, float], hidden: Mapping[str, float], words: Words) -> Html:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
+
+import numpy as np
 
 import meshplan
 from meshplan.cost.costs import CostModel, Costs
@@ -13,10 +15,11 @@ from meshplan.errors import MeshplanError
 from meshplan.report.band import error_band
 from meshplan.report.estimate_view import stage_data
 from meshplan.report.job_text import job_text, model_word, plan_command
+from meshplan.report.pipeline_run import durations_data, stages_data
 from meshplan.report.plan_key import plan_key
-from meshplan.report.plan_rows import parts_data, plan_data, ranking_data
+from meshplan.report.plan_rows import plan_data, ranking_data
 from meshplan.report.plan_view import plan_names
-from meshplan.report.studies import scaling, sensitivities
+from meshplan.report.studies import Told, case_of, gpu_counts, scaling_of, sensitivities_of
 from meshplan.search.ranking import Ranking
 
 SCHEMA_VERSION = 1
@@ -24,8 +27,6 @@ TOP = 25
 """Plans in the table of a report."""
 MOST_POINTS = 4000
 """Plans in the scatter, the fastest ones."""
-
-Told = Callable[[str], None]
 
 
 def report_data(
@@ -74,9 +75,9 @@ def report_data(
     data["chosen"] = chosen_data(ranking, chosen, cost_model)
     if studies:
         told("scaling")
-        data["scaling"] = scaling_data(ranking, cost_model)
+        data["scaling"] = scaling_of(case_of(ranking, cost_model), gpu_counts(ranking.cluster), told=told)
         told("sensitivities")
-        data["sensitivities"] = sensitivities(ranking, chosen, cost_model)
+        data["sensitivities"] = sensitivities_of(ranking, chosen, cost_model)
     return data
 
 
@@ -102,7 +103,8 @@ def band_data(ranking: Ranking) -> dict[str, Any] | None:
 
 
 def chosen_data(ranking: Ranking, i: int, cost_model: CostModel) -> dict[str, Any]:
-    """One plan of a ranking in full: its row, memory by kind of pipeline rank, and the evidence.
+    """One plan of a ranking in full: its row, memory by kind of pipeline rank, the durations of its pipeline,
+    and the evidence.
 
     A cost model that does not take its estimate apart gives the fullest rank alone (``stages_complete``).
     """
@@ -110,43 +112,52 @@ def chosen_data(ranking: Ranking, i: int, cost_model: CostModel) -> dict[str, An
     from meshplan.cost.full.model import FullModel
 
     row = named_ranking_row(ranking, i)
-    if isinstance(cost_model, FullModel):
-        found = explain(
-            cost_model, ranking.model, ranking.cluster, ranking.workload, ranking.costs.plans[i],
-            order=ranking.space.order,
-        )  # fmt: skip
+    if not isinstance(cost_model, FullModel):
         return {
             **row,
-            "hfu": found.hfu,
-            "stages": [stage_data(stage) for stage in found.stages],
-            "stages_complete": True,
-            "provenance": [{**asdict(term), "parts": list(term.parts)} for term in found.terms],
-            "assumptions": list(found.assumptions),
-            "left_out": list(found.left_out),
+            "stages": [_fullest(row, len(ranking.model.layers))],
+            "stages_complete": False,
+            "pipeline": None,
+            "provenance": [],
+            "assumptions": list(ranking.costs.assumptions),
+            "left_out": [],
         }
-    stage = {
+    setting = (ranking.model, ranking.cluster, ranking.workload)
+    found = explain(cost_model, *setting, ranking.costs.plans[i], order=ranking.space.order)
+    pipes = cost_model.pipelines(*setting, ranking.costs.plans.take(np.array([i])))
+    simulated = ranking.simulated is not None and bool(ranking.simulated.rows[i])
+    return {
+        **row,
+        "hfu": found.hfu,
+        "stages": stages_data(pipes, 0, row["schedule"], len(ranking.model.layers))
+        if simulated
+        else [stage_data(stage) for stage in found.stages],
+        "stages_complete": True,
+        "pipeline": durations_data(pipes, 0),
+        "provenance": [{**asdict(term), "parts": list(term.parts)} for term in found.terms],
+        "assumptions": list(found.assumptions),
+        "left_out": list(found.left_out),
+    }
+
+
+def _fullest(row: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    return {
         "ranks": 1,
         "first_rank": 0,
-        "layers": len(ranking.model.layers) // row["pp"],
+        "layers": layers // row["pp"],
         "embedding": False,
         "head": False,
         "memory_bytes": row["memory_bytes"],
-        "memory": parts_data(ranking.costs.memory, i),
-    }
-    return {
-        **row,
-        "stages": [stage],
-        "stages_complete": False,
-        "provenance": [],
-        "assumptions": list(ranking.costs.assumptions),
-        "left_out": [],
+        "memory": row["memory"],
     }
 
 
 def named_ranking_row(ranking: Ranking, i: int) -> dict[str, Any]:
     """Row ``i`` as in ``named_ranking``."""
     relative = float(ranking.costs.step_s[i] / ranking.costs.step_s[0])
-    return {"rank": i + 1, "relative": relative, **named_row(ranking, ranking.costs, i)}
+    simulated = ranking.simulated is not None and bool(ranking.simulated.rows[i])
+    row = named_row(ranking, ranking.costs, i)
+    return {"rank": i + 1, "simulated": simulated, "relative": relative, **row}
 
 
 def named_row(ranking: Ranking, costs: Costs, i: int) -> dict[str, Any]:
@@ -154,11 +165,3 @@ def named_row(ranking: Ranking, costs: Costs, i: int) -> dict[str, Any]:
     name = plan_names(costs.plans.take(slice(i, i + 1)), ranking.space.order)[0]
     row = plan_data(costs, i, ranking.workload, ranking.cluster.gpus)
     return {**row, "name": " ".join(name.split()), "key": plan_key(costs.plans[i])}
-
-
-def scaling_data(ranking: Ranking, cost_model: CostModel) -> dict[str, Any]:
-    """``studies.scaling`` as plain data: plans by their keys."""
-    found = scaling(ranking, cost_model)
-    for point in found["points"]:
-        point["plan"] = None if point["plan"] is None else plan_key(point["plan"])
-    return found

@@ -51,6 +51,7 @@ def _answer(data: Mapping[str, Any], words: Words) -> list[Html]:
         h("h2", words("report.answer")),
         *(h("p", note, class_="soft") for note in data.get("notes", ())),
         sections.ranking_table(ranking, words, band=band, chosen=chosen),
+        sections.fidelity_note(ranking, words),
         sections.tie_note(band, ranking, words),
         sections.funnel(ranking, words),
         sections.misses(ranking, words),

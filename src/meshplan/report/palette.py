@@ -66,7 +66,8 @@ def theme_css(selector: str) -> str:
 
 
 CHART_CSS = (
-    ".mp-chart{display:block;width:100%;height:auto;max-width:920px;background:var(--mp-paper)}"
+    ".mp-chart{display:block;width:100%;height:auto;max-width:40rem;background:var(--mp-paper)}"
+    ".mp-mesh{max-width:58rem}.mp-timeline{max-width:none}"
     ".mp-chart text{font:13px system-ui,-apple-system,'Segoe UI','Noto Sans','Noto Sans CJK SC',sans-serif;"
     "fill:var(--mp-ink)}"
     ".mp-chart text.soft{fill:var(--mp-soft)}.mp-chart text.small{font-size:11px}"

@@ -24,10 +24,11 @@ from meshplan.model.load import load_model
 from meshplan.plan.plans import Plans
 from meshplan.plan.space import Space
 from meshplan.plan.workload import Workload
-from meshplan.report.gather import SCHEMA_VERSION, TOP, Told, report_data
+from meshplan.report.gather import SCHEMA_VERSION, TOP, report_data
 from meshplan.report.plan_key import plan_key
 from meshplan.report.plan_view import plan_names
 from meshplan.report.saved import is_ranking, order_of_data, plan_of_data
+from meshplan.report.studies import Told
 from meshplan.search.ranking import Ranking
 from meshplan.search.search import search
 

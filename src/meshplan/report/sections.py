@@ -16,7 +16,8 @@ from meshplan.report.chart_waterfall import waterfall_chart
 from meshplan.report.markup import Child, Html, h, join
 from meshplan.report.parts import step_time
 from meshplan.report.pipeline_run import pipeline_run
-from meshplan.report.saved import order_of_data
+from meshplan.report.plan_key import plan_key
+from meshplan.report.saved import order_of_data, plan_of_data
 from meshplan.report.words import Words
 from meshplan.units import format_bandwidth, format_bytes, format_count
 
@@ -110,12 +111,14 @@ def ranking_table(
     cell: Callable[[Data], Child] = lambda row: row["name"],
     extra: tuple[str, Callable[[Data], Child]] | None = None,
 ) -> Html:
-    """The ranked plans; ``~`` marks those tied with the best. ``cell`` makes the cell with a plan's name,
+    """The ranked plans; ``=`` marks those tied with the best, ``~`` times of the closed form where others are
+    simulated. ``cell`` makes the cell with a plan's name,
     ``extra`` is a column more: its title and its cells."""
     plans = ranking["plans"]
     if not plans:
         return Html("")
     limit = ranking["cluster"]["memory_limit_bytes"]
+    some = any(row.get("simulated") for row in plans)
     rows = []
     for row in plans:
         tied = band is not None and row["rank"] > 1 and row["relative"] <= 1 + band["share"]
@@ -123,8 +126,8 @@ def ranking_table(
         cells = [
             h("td", row["rank"], class_="num"),
             h("td", cell(row), class_="keep"),
-            h("td", step_time(row["step_s"], plans[0]["step_s"]), class_="num keep"),
-            h("td", f"{row['relative']:.2f}{'~' if tied else ''}", class_="num"),
+            h("td", step_time(row["step_s"], plans[0]["step_s"]) + _closed(row, some), class_="num keep"),
+            h("td", f"{row['relative']:.2f}{' =' if tied else ''}", class_="num keep"),
             h("td", f"{row['mfu']:.1%}", class_="num"),
             h("td", filled, class_="num keep"),
             h("td", f"{row['tokens_per_s_per_gpu']:,.0f}", class_="num"),
@@ -140,8 +143,21 @@ def ranking_table(
     return h("div", h("table", caption, h("thead", head), h("tbody", rows)), class_="wide")
 
 
+def _closed(row: Data, some: bool) -> str:
+    return " ~" if some and not row.get("simulated") else ""
+
+
+def fidelity_note(ranking: Data, words: Words) -> Html:
+    """How many of the first plans were simulated, and what that makes certain."""
+    found = ranking.get("fidelity", {})
+    if found.get("kind") != "simulate":
+        return Html("")
+    counts = {name: f"{found[name]:,}" for name in ("simulated", "screened", "sure")}
+    return h("p", words("report.simulated", **counts), class_="soft")
+
+
 def tie_note(band: Data | None, ranking: Data, words: Words) -> Html:
-    """What ``~`` means, with where the width comes from."""
+    """What ``=`` means, with where the width comes from."""
     if band is None or not ranking["plans"]:
         return Html("")
     tied = sum(1 for row in ranking["plans"] if row["relative"] <= 1 + band["share"])
@@ -186,7 +202,8 @@ def plan_pictures(plan: Data, ranking: Data, words: Words) -> Iterator[tuple[str
     run = pipeline_run(plan)
     if run is not None:
         left = words("timeline.cut", count=run[1]) if run[1] else ""
-        told = words("timeline.note", simulated=f"{run[0].step:.4g}", priced=f"{plan['step_s']:.4g}")
+        key = "timeline.exact" if plan.get("pipeline") else "timeline.note"
+        told = words(key, simulated=f"{run[0].step:.4g}", priced=f"{plan['step_s']:.4g}")
         yield "timeline", timeline_chart(run[0], words), f"{left} {'' if run[1] else told}".strip()
 
 
@@ -211,39 +228,32 @@ def study_pictures(data: Data, words: Words) -> Iterator[tuple[str, Html, str]]:
         )  # fmt: skip
         yield "pareto", picture, ""
     if data["scaling"]:
-        found = data["scaling"]
-        note = words("scaling.around") if found["around"] else ""
-        yield "scaling", scaling_chart(found["points"], ranking["cluster"]["gpus"], words), note
-    if data["sensitivities"] and data["sensitivities"]["rows"]:
-        found = data["sensitivities"]
-        note = words("scaling.around") if found["around"] else ""
-        yield "sensitivity", sensitivity_chart(found["rows"], found["change"], words), note
+        points = data["scaling"]["points"]
+        yield "scaling", scaling_chart(points, ranking["cluster"]["gpus"], words), ""
+    if data["sensitivities"]:
+        yield "sensitivity", sensitivity_chart(data["sensitivities"], words), words("sensitivity.note")
 
 
 def scaling_table(points: Sequence[Data], words: Words) -> Html:
     """The scaling curve in figures, with the plan of each point."""
-    rows = [
-        h(
-            "tr",
-            h("td", f"{p['gpus']:,}", class_="num"),
-            h(
-                "td",
-                h("code", p["plan"].replace(",", " ")) if p["plan"] else words("scaling.nothing"),
-                class_="keep",
-            ),
-            h("td", step_time(p["step_s"]) if p["plan"] else "", class_="num"),
-            h("td", f"{p['mfu']:.1%}" if p["plan"] else "", class_="num"),
-            h("td", format_count(p["tokens_per_s"]) if p["plan"] else "", class_="num"),
-        )
-        for p in points
+    rows = []
+    for point in points:
+        plan = point["plan"]
+        name = h("code", plan_key(plan_of_data(plan)).replace(",", " ")) if plan else point["reason"]
+        figures = ("", "", "", "")
+        if plan:
+            figures = (
+                step_time(plan["step_s"]),
+                f"{plan['mfu']:.1%}",
+                format_count(point["tokens_per_s"]),
+                f"{point['efficiency']:.0%}",
+            )
+        cells = [h("td", text, class_="num") for text in figures]
+        rows.append(h("tr", h("td", f"{point['gpus']:,}", class_="num"), h("td", name), cells))
+    heads = [
+        words(key) for key in ("scaling.gpus", "table.plan", "table.step", "table.mfu", "scaling.tokens")
     ]
-    heads = (
-        words("scaling.gpus"),
-        words("table.plan"),
-        words("table.step"),
-        words("table.mfu"),
-        words("scaling.tokens"),
-    )
+    heads.append(words("scaling.efficiency"))
     head = h("tr", [h("th", t, scope="col", class_="num" if i != 1 else None) for i, t in enumerate(heads)])
     return h("div", h("table", h("thead", head), h("tbody", rows)), class_="wide")
 

@@ -22,8 +22,8 @@ DOCUMENT_CSS = (
     "vertical-align:top;border-bottom:1px solid var(--mp-line)}"
     "th{font-weight:600}td.num,th.num{text-align:right}td.keep{white-space:nowrap}"
     "tr.chosen{background:var(--mp-band)}"
-    "figure{margin:.5rem 0 1rem;overflow-x:auto}figure .mp-chart{min-width:32rem}"
-    "figure.timeline .mp-chart{min-width:64rem;max-width:none}"
+    "figure{margin:.5rem 0 1rem;overflow-x:auto}figure .mp-mesh{min-width:36rem}"
+    "figure .mp-timeline{min-width:64rem}"
     "figcaption{color:var(--mp-soft);font-size:.9rem}"
     ".facts{display:flex;flex-wrap:wrap;gap:.5rem 2rem;margin:.75rem 0;padding:0}"
     ".facts div{min-width:7rem}.facts dt{color:var(--mp-soft);font-size:.85rem}"
@@ -34,8 +34,7 @@ DOCUMENT_CSS = (
 PRINT_CSS = (
     "@page{margin:14mm}"
     "@media print{body{font-size:10pt}main{max-width:none;padding:0}figure,tr,pre{break-inside:avoid}"
-    "h2,h3{break-after:avoid}figure .mp-chart,figure.timeline .mp-chart{min-width:0}"
-    "figure,.wide{overflow:visible}"
+    "h2,h3{break-after:avoid}figure .mp-chart{min-width:0}figure,.wide{overflow:visible}"
     "details>*{display:block}a{color:inherit}"
     "*{-webkit-print-color-adjust:exact;print-color-adjust:exact}}"
 )

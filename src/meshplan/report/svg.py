@@ -14,8 +14,9 @@ from meshplan.report.markup import Child, Html, h, num, plain
 from meshplan.report.palette import CHART_CSS, theme_css
 from meshplan.report.table import display_width
 
-WIDTH = 640.0
-"""Width of most pictures in user units; at 13 units a letter they fit a phone held upright, scrolled."""
+WIDTH = 480.0
+"""Width of most pictures in user units: with letters of 13 units they can be read on a phone held upright."""
+WIDE = 640.0
 TEXT = 13.0
 
 
@@ -29,7 +30,7 @@ def canvas(kind: str, *children: Child, width: float = WIDTH, height: float, tit
         children,
         xmlns="http://www.w3.org/2000/svg",
         viewBox=f"0 0 {num(width)} {num(height)}",
-        class_="mp-chart",
+        class_=f"mp-chart mp-{kind}",
         role="img",
         aria_labelledby=f"{key}-t {key}-d",
     )
