@@ -211,7 +211,7 @@ def _layout(layout: tuple[int, ...] | None, asked: Question, pp: int, vp: int) -
     """The layers of each stage; ``None`` where they divide evenly."""
     layers, stages = len(asked.model.layers), pp * vp
     if layout is None:
-        if layers < stages:
+        if layers < stages - 2:  # the first and the last may have embedding and head alone
             raise InputError(
                 f"{layers} layers are fewer than pp {pp} × vp {vp} = {stages} stages;"
                 f" pp × vp of {layers} or fewer would do"

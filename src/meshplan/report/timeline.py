@@ -1,6 +1,7 @@
 """A simulated schedule in the terminal: one row a rank, time to the right.
 
-The drawing is text: a letter says what a rank does most of a column's time, a dot that it waits.
+The drawing is text: a letter says what a rank does in a column's time, a dot that it waits. Where a column
+is longer than an action, the letters come as often as the work they stand for.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from meshplan.schedule.result import Simulation
 KIND_NAMES = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
 _COLOURS = {"F": "44;97", "B": "43;30", "I": "43;30", "W": "42;30"}
 _IDLE = "·"
+_SEEN = 0.2
+"""Share of a column from which a kind of work may stand for it."""
 
 
 def shares(run: Simulation, rank: int, cells: int) -> npt.NDArray[np.float64]:
@@ -48,10 +51,7 @@ def draw_timeline(run: Simulation, screen: Screen, *, title: str | None = None) 
     lines = [screen.bold(headline(run) if title is None else title)]
     kinds_seen: set[str] = set()
     for rank in range(order.ranks):
-        part = shares(run, rank, cells)
-        idle = 1.0 - part.sum(axis=1)
-        best = np.where(idle > part.max(axis=1), -1, part.argmax(axis=1))
-        letters = "".join(_IDLE if k < 0 else LETTERS[k] for k in best.tolist())
+        letters = _letters(shares(run, rank, cells))
         kinds_seen |= set(letters)
         row = _coloured(letters) if screen.colour else letters
         share = run.idle[rank] / run.step if run.step else 0.0
@@ -60,6 +60,19 @@ def draw_timeline(run: Simulation, screen: Screen, *, title: str | None = None) 
     lines.append(f"{'':<{label}} {', '.join(legend)}, {_IDLE} idle")
     lines.append(f"{'':<{label}} right: share of the step a rank idles")
     return screen.text("\n".join(lines))
+
+
+def _letters(part: npt.NDArray[np.float64]) -> str:
+    """One letter a cell, of what there is in it the one that is most behind its share of the row so far."""
+    idle = np.maximum(1.0 - part.sum(axis=1), 0.0)
+    owed = np.zeros(part.shape[1] + 1)
+    out = []
+    for row in np.column_stack([part, idle]):
+        owed += row
+        pick = int(np.where(row >= _SEEN, owed, -np.inf).argmax())
+        owed[pick] -= 1.0
+        out.append((LETTERS + _IDLE)[pick])
+    return "".join(out)
 
 
 def headline(run: Simulation) -> str:

@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from meshplan.schedule.generate import smallest_group
+
 Floats = npt.NDArray[np.float64]
 
 CODES: dict[str, int] = {
@@ -274,6 +276,13 @@ def in_flight(schedule: Any, p: Any, v: Any, m: Any, rank: Any, group: Any = Non
 
 
 def _default_group(p: Floats, m: Floats) -> Floats:
-    """Micro-batches that go through a rank's stages together: equal rounds of ``p`` or a few more, or all."""
-    even = m / np.maximum(np.floor(m / p), 1.0)
-    return np.where(even == np.floor(even), even, m)
+    """Micro-batches that go through a rank's stages together; see ``generate.smallest_group``."""
+    even = np.asarray(m / np.maximum(np.floor(m / p), 1.0))
+    odd = np.flatnonzero(even != np.floor(even))
+    if odd.size:
+        flat_p, flat_m, flat = p.ravel()[odd], m.ravel()[odd], even.ravel().copy()
+        pairs, of = np.unique(np.stack([flat_p, flat_m]), axis=1, return_inverse=True)
+        sizes = [smallest_group(int(ranks), int(batches)) for ranks, batches in pairs.T.tolist()]
+        flat[odd] = np.array(sizes, dtype=np.float64)[np.ravel(of)]
+        even = flat.reshape(even.shape)
+    return even

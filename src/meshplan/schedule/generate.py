@@ -100,13 +100,24 @@ def make_order(
     return _made(name, ranks, micro_batches, stages, size)
 
 
+@lru_cache(maxsize=65536)
 def usual_group(name: str, *, ranks: int, micro_batches: int, vp: int) -> int | None:
-    """The group size of a schedule when it is not asked for: as ``make_order``, but all micro-batches
-    together where they make no equal rounds; ``None`` for schedules without groups."""
+    """The group size of a schedule when it is not asked for: as ``make_order``, but the smallest that
+    works where there are no equal rounds; ``None`` for schedules without groups."""
     if not SCHEDULES[name].grouped:
         return None
-    rounds = max(1, micro_batches // ranks)
-    return micro_batches if vp == 1 or micro_batches % rounds else micro_batches // rounds
+    return micro_batches if vp == 1 else smallest_group(ranks, micro_batches)
+
+
+@lru_cache(maxsize=65536)
+def smallest_group(ranks: int, micro_batches: int) -> int:
+    """Micro-batches that go through a rank's stages together: those of equal rounds, if there are some;
+    else the fewest that leave no last group smaller than the ranks."""
+    even, rest = divmod(micro_batches, max(1, micro_batches // ranks))
+    if not rest:
+        return even
+    sizes = range(ranks, micro_batches + 1)
+    return next(g for g in sizes if not micro_batches % g or micro_batches % g >= ranks)
 
 
 @lru_cache(maxsize=512)
