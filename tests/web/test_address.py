@@ -47,7 +47,8 @@ def test_an_address_carries_everything_back() -> None:
 
 def test_what_decides_the_answer_is_its_key() -> None:
     key = question_of(address()).key
-    assert question_of(address(lang="zh", plan="tp4", top="3", log2_nic="0", why="tp8")).key == key
+    assert question_of(address(lang="zh", plan="tp4", log2_nic="0", why="tp8")).key == key
+    assert question_of(address(top="3")).key != key  # so many plans are made certain
     assert question_of(address(log2_nic="1")).key != key
     assert question_of(address(log2_nic="1"), sliders=False).key == key
 

@@ -13,9 +13,10 @@ pytest.importorskip("starlette", reason="NOT CHECKED: the page (pip install -e '
 from meshplan.search.ranking import Ranking
 from meshplan.web import jobs as jobs_module
 from meshplan.web.jobs import BusyError, Job, Jobs
-from meshplan.web.question import START, Address, Asked, question_of
+from meshplan.web.question import START, Address, question_of
+from meshplan.web.tasks import Task, ranked
 
-QUICK = question_of(Address(START))
+QUICK = Task(asked=question_of(Address(START)))
 LONG = {
     "model": "deepseek-v3", "gpu": "h800", "gpus": "2048", "seq": "4096", "gbs": "15360",
     "sharding": "zero1,zero2,zero3", "schedule": "1f1b,interleaved", "vp": "1,2,3,4",
@@ -49,11 +50,9 @@ def make(found: list[tuple[str, Ranking]], request: pytest.FixtureRequest) -> Ca
 def test_a_search_in_a_process_finds_what_a_search_finds(
     make: Callable[..., Jobs], found: list[tuple[str, Ranking]]
 ) -> None:
-    from meshplan.search.search import search
-
     job = make().start(QUICK)
     assert waited(job, "done", "failed") == "done", job.error
-    here = search(QUICK.model, QUICK.cluster, QUICK.workload, space=QUICK.space, cost_model=QUICK.cost_model)
+    here = ranked(QUICK.asked, advise=True)
     [(key, there)] = found
     assert key == QUICK.key
     assert there.counts == here.counts
@@ -68,7 +67,7 @@ def test_the_same_question_is_searched_once(make: Callable[..., Jobs]) -> None:
 
 def test_a_long_search_tells_how_far_it_is_and_can_be_cancelled(make: Callable[..., Jobs]) -> None:
     jobs = make()
-    job = jobs.start(question_of(Address(LONG)))
+    job = jobs.start(Task(asked=question_of(Address(LONG))))
     assert waited(job, "running") == "running"
     end = time.monotonic() + 30
     while job.priced == 0 and time.monotonic() < end:
@@ -83,7 +82,7 @@ def test_a_long_search_tells_how_far_it_is_and_can_be_cancelled(make: Callable[.
 
 def test_another_watcher_keeps_a_search_alive(make: Callable[..., Jobs]) -> None:
     jobs = make()
-    job = jobs.start(question_of(Address(LONG)))
+    job = jobs.start(Task(asked=question_of(Address(LONG))))
     job.watchers = 2
     jobs.cancel(job)
     assert not job.stop.is_set()
@@ -94,7 +93,7 @@ def test_another_watcher_keeps_a_search_alive(make: Callable[..., Jobs]) -> None
 
 def test_a_search_nobody_waits_for_ends(make: Callable[..., Jobs], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs_module, "PATIENCE_S", 0.3)
-    job = make().start(question_of(Address(LONG)))
+    job = make().start(Task(asked=question_of(Address(LONG))))
     end = time.monotonic() + 10
     while not job.ended and time.monotonic() < end:
         time.sleep(0.05)
@@ -105,13 +104,13 @@ def test_a_search_that_takes_too_long_is_ended(
     make: Callable[..., Jobs], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jobs_module, "TIME_LIMIT_S", 0.5)
-    job = make().start(question_of(Address(LONG)))
+    job = make().start(Task(asked=question_of(Address(LONG))))
     assert waited(job, "failed") == "failed"
     assert job.error == "the search took longer than 0 s"
 
 
 def test_a_child_that_dies_is_said_to_have(make: Callable[..., Jobs]) -> None:
-    jobs = make(target=hash)  # two arguments: a TypeError, exit code 1, and no word on the pipe
+    jobs = make(target=hash)  # three arguments: a TypeError, exit code 1, and no word on the pipe
     job = jobs.start(QUICK)
     assert waited(job, "failed") == "failed"
     assert "the search ended by itself (exit code 1), perhaps out of memory" in job.error
@@ -120,7 +119,7 @@ def test_a_child_that_dies_is_said_to_have(make: Callable[..., Jobs]) -> None:
 
 def test_what_a_search_refuses_is_its_sentence(make: Callable[..., Jobs]) -> None:
     values = {**START, "model": "mixtral-8x7b", "cost_model": "handbook"}
-    job = make().start(question_of(Address(values)))
+    job = make().start(Task(asked=question_of(Address(values))))
     assert waited(job, "failed") == "failed"
     assert "the handbook cost model prices dense models only" in job.error
 
@@ -129,8 +128,8 @@ def test_too_many_are_refused(make: Callable[..., Jobs], monkeypatch: pytest.Mon
     monkeypatch.setattr(jobs_module, "MOST_JOBS", 2)
     jobs = make(running=1)
 
-    def asked(gbs: int) -> Asked:
-        return question_of(Address({**LONG, "gbs": str(gbs)}))
+    def asked(gbs: int) -> Task:
+        return Task(asked=question_of(Address({**LONG, "gbs": str(gbs)})))
 
     first, second = jobs.start(asked(15360)), jobs.start(asked(7680))
     with pytest.raises(BusyError):
@@ -145,7 +144,7 @@ def test_too_many_are_refused(make: Callable[..., Jobs], monkeypatch: pytest.Mon
 
 def test_closing_ends_everything(make: Callable[..., Jobs]) -> None:
     jobs = make()
-    job = jobs.start(question_of(Address(LONG)))
+    job = jobs.start(Task(asked=question_of(Address(LONG))))
     assert waited(job, "running") == "running"
     jobs.close()
     assert job.state == "cancelled"

@@ -38,8 +38,8 @@ def waiting_answer(job: Job, asked: Asked, address: Address, words: Words) -> Ht
         "section",
         h("h2", words("page.searching"), tabindex="-1"),
         h("p", words("page.candidates", count=f"{asked.candidates:,}")),
-        h("progress", max=1, value=round(job.share, 3), aria_label=words("page.searching")),
-        h("p", "", class_="soft", data_note=""),
+        h("progress", aria_label=words("page.searching")),
+        h("p", "", class_="soft", data_note=words("page.priced"), data_best=words("page.best")),
         h(
             "form",
             h("input", type="hidden", name="job", value=job.id),
@@ -51,7 +51,6 @@ def waiting_answer(job: Job, asked: Asked, address: Address, words: Words) -> Ht
         ),
         data_job=job.id,
         data_said=words("page.searching"),
-        data_priced=words("page.priced"),
     )
 
 
@@ -84,6 +83,7 @@ def ranking_answer(
             data, words, band=band, chosen=None if chosen is None else chosen + 1, cell=_cell(address),
             extra=(words("page.pin"), _pin(address, words)),
         ),
+        sections.fidelity_note(data, words),
         sections.tie_note(band, data, words),
         sections.funnel(data, words),
         sections.misses(data, words) if best is not None else None,
@@ -182,39 +182,68 @@ def why_form(address: Address, words: Words) -> Html:
     return h("section", h("h2", words("why.title")), asked, id="why")
 
 
-def why_answer(found: Data, words: Words) -> Html:
-    """What stands against that plan."""
-    row = found["row"]
+def why_answer(answer: Data, words: Words) -> Html:
+    """What stands against a plan, and what was tried that works (``answer`` of a ``why`` task)."""
+    found, key = answer["json"], answer["key"].replace(",", " ")
+    plan = found["plan"]
     match found["verdict"]:
-        case "rules":
+        case "invalid":
             body: list[Html] = [
-                h("p", words("why.rules", plan=found["plan"].replace(",", " ")), class_="bad"),
-                h("ul", [h("li", h("code", r["rule"]), ": ", r["reason"]) for r in found["reasons"]]),
+                h("p", words("why.rules", plan=key), class_="bad"),
+                h("ul", [h("li", h("code", b["rule"]), ": ", b["reason"]) for b in found["broken"]]),
             ]
         case "memory":
-            told = words(
-                "why.memory",
-                plan=row["name"],
-                need=format_bytes(row["memory_bytes"]),
-                excess=format_bytes(found["excess_bytes"]),
-            )
-            body = [h("p", told, class_="bad")]
+            need, excess = format_bytes(plan["memory_bytes"]), format_bytes(found["excess_bytes"])
+            body = [h("p", words("why.memory", plan=key, need=need, excess=excess), class_="bad")]
         case "slower":
             told = words(
                 "why.slower",
-                plan=row["name"],
-                step=step_time(row["step_s"]),
-                relative=f"{found['relative']:.2f}",
+                plan=key,
+                step=step_time(plan["step_s"]),
+                share=f"{found['slower']:.1%}",
+                rank=f"{found['rank']:,}" if found["rank"] else "—",
+                feasible=f"{found['feasible']:,}",
             )
-            body = [h("p", told), _largest_parts(row, words)]
+            body = [h("p", told), _differences(found["time"], plan["step_s"], words)]
         case _:
-            body = [h("p", words("why.best", plan=row["name"]), class_="good")]
+            body = [h("p", words("why.best", plan=key), class_="good")]
+    if found["fixes"]:
+        body += [
+            h("p", words("why.fixes")),
+            h("ul", [h("li", _fix(fix, words)) for fix in found["fixes"][:6]]),
+        ]
     return h("div", body, role="status")
+
+
+def _fix(fix: Data, words: Words) -> str:
+    """One change that was tried: what to do otherwise, and the plan that comes of it."""
+    changes = [
+        f"{c['name'].replace('_', ' ')} {_amount(c['name'], c['old'])} → {_amount(c['name'], c['new'])}"
+        for c in fix["changes"]
+    ]
+    told = (step_time(fix["step_s"]), format_bytes(fix["memory_bytes"]))
+    return f"{', '.join(changes)}: {' '.join(fix['plan'].split())}, {told[0]}, {told[1]}"
+
+
+def _amount(name: str, value: Any) -> str:
+    return format_bytes(value) if name == "memory" else _said(value)
+
+
+def _differences(parts: Any, step_s: float, words: Words) -> Html:
+    """The parts that make most of the difference to the best plan."""
+    largest = [
+        p for p in parts if abs(p["difference"] if "difference" in p else p["b"] - p["a"]) > 1e-3 * step_s
+    ]
+    told = ", ".join(
+        f"{words.part(p['part'])} {'+' if p['b'] > p['a'] else '−'}{step_time(abs(p['b'] - p['a']), step_s)}"
+        for p in largest[:6]
+    )
+    return h("p", told, class_="soft") if told else Html("")
 
 
 def studies_answer(found: Data, data: Data, words: Words) -> Html:
     """The scaling curve and the sensitivities."""
-    whole = {"ranking": data, "points": {"step_s": []}, "chosen": None, **found}
+    whole = {"ranking": data, "points": {"step_s": []}, "chosen": None, "band": None, **found}
     parts: list[Html] = []
     for name, picture, caption in sections.study_pictures(whole, words):
         parts += [h("h3", words(f"{name}.title")), sections.figure(name, picture, caption)]
@@ -328,13 +357,6 @@ def _moved(base: tuple[Ranking, Ranking], address: Address, words: Words) -> Htm
         )
     back = h("a", words("page.back"), href="/" + address.without(*LOGS).query(plan=None))
     return h("p", told, " ", back, class_="moved")
-
-
-def _largest_parts(row: Data, words: Words) -> Html:
-    parts = sorted(row["time"].items(), key=lambda item: -item[1])[:5]
-    return h(
-        "p", ", ".join(f"{words.part(n)} {step_time(v, row['step_s'])}" for n, v in parts), class_="soft"
-    )
 
 
 def _compare_rows(found: Data, words: Words) -> list[Html]:

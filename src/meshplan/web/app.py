@@ -1,7 +1,8 @@
 """The page's addresses and what answers them.
 
 Every page has a twin in JSON: ``/`` and ``/plan.json`` (``meshplan plan --json``), ``/estimate`` and
-``/estimate.json`` (``meshplan estimate --json``); ``/compare``, ``/why-not`` and ``/studies`` likewise.
+``/estimate.json`` (``meshplan estimate --json``), ``/why-not`` and ``/why-not.json`` (``meshplan why-not
+--json``), ``/scale.json`` (``meshplan scale --json``); ``/compare`` and ``/studies`` have their own.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ TWINS: dict[str, View] = {
     "/estimate.json": views.estimate_json,
     "/compare.json": views.compare_json,
     "/why-not.json": views.why_json,
+    "/scale.json": views.scale_json,
     "/studies.json": views.studies_json,
 }
 POSTS: dict[str, View] = {"/cancel": actions.cancel, "/config": actions.config}

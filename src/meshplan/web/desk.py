@@ -13,18 +13,16 @@ from anyio.to_thread import run_sync
 
 from meshplan.errors import InputError
 from meshplan.plan.plans import Plan
-from meshplan.report.gather import band_data, chosen_data, scaling_data
+from meshplan.report.gather import band_data, chosen_data
 from meshplan.report.plan_key import find_plan, read_plan
-from meshplan.report.studies import sensitivities
 from meshplan.search.ranking import Ranking
-from meshplan.search.search import search
-from meshplan.web.child import KEEP
 from meshplan.web.jobs import Job, Jobs
 from meshplan.web.question import Asked
+from meshplan.web.tasks import Task, done, ranked
 
-QUICK = 400_000
-"""Candidates up to which a search is quick: a fraction of a second."""
-MOST_KEPT = 64
+QUICK = 300_000
+"""Candidates, times searches, up to which an answer is quick: a fraction of a second."""
+MOST_KEPT = 128
 POLL_S = 0.03
 
 T = TypeVar("T")
@@ -63,54 +61,50 @@ class Desk:
 
     def __init__(self, *, quick: int = QUICK, jobs: Jobs | None = None) -> None:
         self.quick = quick
-        self._rankings = Kept(MOST_KEPT)
-        self._more = Kept(4 * MOST_KEPT)
-        self.jobs = jobs or Jobs(self.keep)
+        self._kept = Kept(MOST_KEPT)
+        self.jobs = jobs or Jobs(self._kept.put)
         self._limit = anyio.CapacityLimiter(8)
 
-    def keep(self, key: str, ranking: Ranking) -> None:
-        """Remember the answer to a question."""
-        self._rankings.put(key, ranking)
+    async def quickly(self, task: Task) -> Any:
+        """The answer where it is at hand or quick, else the ``Job`` of the long search for it, started.
 
-    async def quickly(self, asked: Asked) -> Ranking | Job:
-        """The answer where it is at hand or quick, else the long search for it, started. Raises
-        ``InputError`` and ``BusyError``."""
-        found: Ranking | None = self._rankings.get(asked.key)
+        Raises ``InputError`` and ``BusyError``.
+        """
+        found = self._kept.get(task.key)
         if found is not None:
             return found
-        if asked.candidates <= self.quick:
-            ranking = await self.thread(lambda: _search(asked))
-            if len(ranking):
-                self.keep(asked.key, ranking)
+        ranking = None
+        if task.kind == "studies":  # they start from the ranking
+            ranking = await self.quickly(Task(asked=task.asked))
+            if isinstance(ranking, Job):
                 return ranking
+        if task.asked.candidates * task.searches > self.quick:
+            return self.jobs.start(task, ranking)
+        found = await self.thread(lambda: _quick(task, ranking))
+        if isinstance(found, Ranking) and not len(found):
             # Nothing fits: what would is found by many searches more, which can take long.
-        return self.jobs.start(asked)
+            return self.jobs.start(task)
+        self._kept.put(task.key, found)
+        return found
+
+    async def slowly(self, task: Task) -> Any:
+        """The answer, however long it takes. Raises ``InputError``, ``BusyError`` and ``StoppedError``."""
+        while True:
+            found = await self.quickly(task)
+            if not isinstance(found, Job):
+                return found
+            await self._wait(found)
+            if found.key == task.key:
+                return found.answer
 
     async def ranking(self, asked: Asked) -> Ranking:
-        """The answer, however long it takes. Raises ``InputError``, ``BusyError`` and ``StoppedError``."""
-        found = await self.quickly(asked)
-        if isinstance(found, Ranking):
-            return found
-        found.watchers += 1
-        try:
-            while not found.ended:
-                await anyio.sleep(POLL_S)
-        finally:
-            found.watchers -= 1
-        if found.ranking is not None:
-            return found.ranking
-        if found.state == "cancelled":
-            raise StoppedError
-        raise InputError(found.error)
+        """The ranking of a question, as ``slowly``."""
+        found: Ranking = await self.slowly(Task(asked=asked))
+        return found
 
     async def thread(self, work: Callable[[], T]) -> T:
         """Run computing beside the loop that serves everybody."""
         return await run_sync(work, limiter=self._limit)
-
-    def known(self, asked: Asked) -> Ranking | None:
-        """The answer if it is at hand."""
-        found: Ranking | None = self._rankings.get(asked.key)
-        return found
 
     def band(self, ranking: Ranking) -> dict[str, Any] | None:
         """The error band; a second's work the first time."""
@@ -118,24 +112,24 @@ class Desk:
 
     def chosen(self, asked: Asked, ranking: Ranking, i: int) -> dict[str, Any]:
         """One plan in full."""
-        return self._once(("chosen", asked.key, i), lambda: chosen_data(ranking, i, asked.cost_model))
-
-    def studies(self, asked: Asked, ranking: Ranking, i: int) -> dict[str, Any]:
-        """The scaling curve and the sensitivities."""
-        return self._once(
-            ("studies", asked.key, i),
-            lambda: {
-                "scaling": scaling_data(ranking, asked.cost_model),
-                "sensitivities": sensitivities(ranking, i, asked.cost_model),
-            },
-        )
-
-    def _once(self, key: Hashable, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        found: dict[str, Any] | None = self._more.get(key)
+        key = f"chosen {i} {asked.key}"
+        found: dict[str, Any] | None = self._kept.get(key)
         if found is None:
-            found = make()
-            self._more.put(key, found)
+            found = chosen_data(ranking, i, asked.cost_model)
+            self._kept.put(key, found)
         return found
+
+    async def _wait(self, job: Job) -> None:
+        job.watchers += 1
+        try:
+            while not job.ended:
+                await anyio.sleep(POLL_S)
+        finally:
+            job.watchers -= 1
+        if job.state == "cancelled":
+            raise StoppedError
+        if job.state == "failed":
+            raise InputError(job.error)
 
 
 def row_of(ranking: Ranking, key: str) -> int:
@@ -147,8 +141,7 @@ def row_of(ranking: Ranking, key: str) -> int:
     return row
 
 
-def _search(asked: Asked) -> Ranking:
-    return search(
-        asked.model, asked.cluster, asked.workload, space=asked.space, cost_model=asked.cost_model, keep=KEEP,
-        advise=False,
-    )  # fmt: skip
+def _quick(task: Task, ranking: Ranking | None) -> Any:
+    if task.kind == "plan":
+        return ranked(task.asked, advise=False)
+    return done(task, ranking, lambda text: None)

@@ -15,7 +15,7 @@ from typing import Any
 
 from meshplan.search.ranking import Ranking
 from meshplan.web import child
-from meshplan.web.question import Asked
+from meshplan.web.tasks import Task
 
 MOST_JOBS = 16
 """Running and waiting; more are refused."""
@@ -39,9 +39,11 @@ class Job:
     id: str = field(default_factory=lambda: secrets.token_urlsafe(12))
     state: str = "waiting"
     """``waiting``, ``running``, then ``done``, ``failed`` or ``cancelled``."""
-    share: float = 0.0
     priced: int = 0
-    ranking: Ranking | None = None
+    best_s: float = 0.0
+    """Step time of the fastest plan priced so far; 0 for none."""
+    doing: str = ""
+    answer: Any = None
     error: str = ""
     watchers: int = 0
     seen: float = field(default_factory=time.monotonic)
@@ -54,14 +56,15 @@ class Job:
 
     def data(self) -> dict[str, Any]:
         """What the page is told."""
-        return {"state": self.state, "share": self.share, "priced": self.priced, "error": self.error}
+        names = ("state", "priced", "best_s", "doing", "error")
+        return {name: getattr(self, name) for name in names}
 
 
 class Jobs:
-    """All long searches of a server. ``finished`` is called with every ranking found."""
+    """All long searches of a server. ``finished`` is called with every answer found."""
 
     def __init__(
-        self, finished: Callable[[str, Ranking], None], *, running: int | None = None, target: Any = child.run
+        self, finished: Callable[[str, Any], None], *, running: int | None = None, target: Any = child.run
     ) -> None:
         self._finished = finished
         self._target = target
@@ -73,20 +76,20 @@ class Jobs:
         if method == "forkserver":
             self._context.set_forkserver_preload(["meshplan.web.child", "meshplan.cost.full.model"])
 
-    def start(self, asked: Asked) -> Job:
-        """The search for this question: a new one, or the one under way. Raises ``BusyError``."""
+    def start(self, task: Task, ranking: Ranking | None = None) -> Job:
+        """The search for this task: a new one, or the one under way. Raises ``BusyError``."""
         with self._lock:
             for job in self._jobs.values():
                 fresh = job.state == "failed" and time.monotonic() - job.seen < REMEMBER_S
-                if job.key == asked.key and (fresh or not job.ended):
+                if job.key == task.key and (fresh or not job.ended):
                     job.seen = job.seen if fresh else time.monotonic()
                     return job
             self._forget()
             if sum(not job.ended for job in self._jobs.values()) >= MOST_JOBS:
                 raise BusyError
-            job = Job(asked.key)
+            job = Job(task.key)
             self._jobs[job.id] = job
-        threading.Thread(target=self._run, args=(job, asked), daemon=True).start()
+        threading.Thread(target=self._run, args=(job, task, ranking), daemon=True).start()
         return job
 
     def get(self, job_id: str) -> Job | None:
@@ -112,21 +115,21 @@ class Jobs:
         for job_id in [j.id for j in self._jobs.values() if j.ended and j.seen < old]:
             del self._jobs[job_id]
 
-    def _run(self, job: Job, asked: Asked) -> None:
+    def _run(self, job: Job, task: Task, ranking: Ranking | None) -> None:
         while not self._slots.acquire(timeout=POLL_S):
             if self._is_over(job):
                 job.state = "cancelled"
                 return
         try:
-            self._search(job, asked)
+            self._search(job, task, ranking)
         except Exception as error:  # a job must end, whatever happens to it
             job.error, job.state = f"the search could not be run ({type(error).__name__}: {error})", "failed"
         finally:
             self._slots.release()
 
-    def _search(self, job: Job, asked: Asked) -> None:
+    def _search(self, job: Job, task: Task, ranking: Ranking | None) -> None:
         hear, tell = self._context.Pipe(duplex=False)
-        process = self._context.Process(target=self._target, args=(asked, tell), daemon=True)
+        process = self._context.Process(target=self._target, args=(task, ranking, tell), daemon=True)
         process.start()
         tell.close()
         job.state = "running"
@@ -155,13 +158,12 @@ class Jobs:
         except (EOFError, OSError):
             return "failed", ""
         if kind == "progress":
-            job.share, job.priced = max(job.share, rest[0]), rest[1]
+            job.priced, job.best_s, job.doing = rest
             return None
         if kind == "error":
             return "failed", rest[0]
-        job.ranking = rest[0]
+        job.answer = rest[0]
         self._finished(job.key, rest[0])
-        job.share = 1.0
         return "done", ""
 
     def _is_over(self, job: Job) -> bool:

@@ -28,8 +28,10 @@ from meshplan.plan.rules import Setting
 from meshplan.plan.space import Space
 from meshplan.plan.workload import Workload
 from meshplan.report.plan_key import MOST_CHARACTERS as MOST_KEY
-from meshplan.report.plan_key import read_plan
-from meshplan.report.studies import candidates, with_memory
+from meshplan.report.studies import candidates
+from meshplan.search.fidelity import can_simulate
+from meshplan.search.reasons import Case
+from meshplan.search.reasons_compare import with_memory, with_network
 from meshplan.units import parse_bytes
 from meshplan.web.packed import MOST_CHARACTERS, unpack
 
@@ -52,6 +54,7 @@ MOST_VALUE = 300
 MOST_GPUS = 1 << 20
 MOST_CANDIDATES = 200_000_000
 MOST_TOP = 500
+TOP = 10
 MOST_PINS = 2
 
 
@@ -93,10 +96,14 @@ class Address:
         """The same without these keys."""
         return Address({k: v for k, v in self.values.items() if k not in keys}, self.pins)
 
+    def with_gpus(self, gpus: int) -> Address:
+        """The same on another number of GPUs, whatever the slider says."""
+        return Address({**self.without("log2_gpus").values, "gpus": str(gpus)}, self.pins)
+
     @property
     def asked(self) -> str:
         """The part that decides the answer, as one text."""
-        return urlencode([(k, v) for k, v in sorted(self.values.items()) if k not in VIEW])
+        return urlencode([(k, v) for k, v in sorted(self.values.items()) if k == "top" or k not in VIEW])
 
     @property
     def moved(self) -> bool:
@@ -114,6 +121,20 @@ class Asked:
     workload: Workload
     space: Space
     cost_model: CostModel
+    top: int = TOP
+    """Plans to show, which are made certain."""
+
+    @property
+    def case(self) -> Case:
+        """The question as those ask it who give reasons."""
+        return Case(
+            model=self.model,
+            cluster=self.cluster,
+            workload=self.workload,
+            space=self.space,
+            cost_model=self.cost_model,
+            simulate=can_simulate(self.cost_model),
+        )
 
     @cached_property
     def candidates(self) -> int:
@@ -142,6 +163,7 @@ def question_of(address: Address, *, sliders: bool = True) -> Asked:
         workload=workload,
         space=space,
         cost_model=cost_model_named(values.get("cost_model", DEFAULT)),
+        top=read_count(values["top"], "top", most=MOST_TOP) if "top" in values else TOP,
     )
     if asked.candidates > MOST_CANDIDATES:
         raise InputError(
@@ -149,22 +171,6 @@ def question_of(address: Address, *, sliders: bool = True) -> Asked:
             " fix some dimensions, or use the command line"
         )
     return asked
-
-
-def top_of(address: Address) -> int:
-    """How many plans to show. Raises ``InputError``."""
-    return read_count(address.values["top"], "top", most=MOST_TOP) if "top" in address.values else 10
-
-
-def check_view(address: Address) -> None:
-    """Raise ``InputError`` when a plan, pin or doubt in the address is none."""
-    for text in (*address.pins, *(address.values[k] for k in ("plan", "why") if k in address.values)):
-        read_plan(text)
-
-
-def slider_value(values: Mapping[str, str], name: str) -> float:
-    """Where a slider stands, in powers of two. Raises ``InputError``."""
-    return _log(values, name)
 
 
 def _model(values: Mapping[str, str]) -> Model:
@@ -217,10 +223,8 @@ def _slid(cluster: Cluster, values: Mapping[str, str]) -> Cluster:
     gpus, nic, memory = (_log(values, name) for name in ("gpus", "nic", "memory"))
     if gpus:
         cluster = cluster.with_gpus(min(_scaled(cluster.gpus, gpus), MOST_GPUS))
-    if nic and len(cluster.tiers) > 1:
-        first, *outer = cluster.tiers
-        faster = tuple(replace(tier, bandwidth=tier.bandwidth * 2.0**nic) for tier in outer)
-        cluster = replace(cluster, tiers=(first, *faster))
+    if nic:
+        cluster = with_network(cluster, 2.0**nic)
     return with_memory(cluster, 2.0**memory) if memory else cluster
 
 

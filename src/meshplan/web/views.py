@@ -16,13 +16,14 @@ from meshplan.cost.full.model import FullModel
 from meshplan.cost.full.stack import load_stack
 from meshplan.errors import InputError
 from meshplan.report import sections
-from meshplan.report.compare import compare_data, why_not
+from meshplan.report.compare import compare_data
 from meshplan.report.estimate_view import estimate_data
 from meshplan.report.gather import named_ranking
 from meshplan.report.markup import Html, h, join
 from meshplan.report.plan_key import read_plan
 from meshplan.report.plan_rows import ranking_data
 from meshplan.report.resume import report_of_estimate
+from meshplan.report.studies import gpu_counts
 from meshplan.report.words import Words
 from meshplan.search.ranking import Ranking
 from meshplan.web import answer
@@ -30,7 +31,8 @@ from meshplan.web.asked import Visit
 from meshplan.web.desk import Desk, row_of
 from meshplan.web.jobs import Job
 from meshplan.web.pages import plain_page, planner
-from meshplan.web.question import Address, Asked, question_of, top_of
+from meshplan.web.question import Address, Asked, question_of
+from meshplan.web.tasks import Task
 
 REFRESH_S = 2
 
@@ -66,12 +68,12 @@ async def nothing(desk: Desk, visit: Visit) -> Response:
 
 async def plan_json(desk: Desk, visit: Visit) -> Response:
     """What ``meshplan plan --json`` prints for the same question."""
-    top = top_of(visit.address)
-    ranking = await desk.ranking(question_of(visit.address))
+    asked = question_of(visit.address)
+    ranking = await desk.ranking(asked)
     empty = ranking.nothing
     if empty is not None and empty.limit == "rules":
         raise InputError(no_plan(empty, ranking))
-    return json_response(await desk.thread(lambda: ranking_data(ranking, top)))
+    return json_response(await desk.thread(lambda: ranking_data(ranking, asked.top)))
 
 
 async def estimate_json(desk: Desk, visit: Visit) -> Response:
@@ -129,7 +131,16 @@ async def why(desk: Desk, visit: Visit) -> Response:
 
 async def why_json(desk: Desk, visit: Visit) -> Response:
     """The verdict as data."""
-    return json_response(await _doubted(desk, visit))
+    return json_response((await _doubted(desk, visit))["json"])
+
+
+async def scale_json(desk: Desk, visit: Visit) -> Response:
+    """What ``meshplan scale --no-weak --json`` prints, for a quarter to eight times the GPUs."""
+    address = visit.address
+    counts = gpu_counts(question_of(address).cluster)
+    largest = question_of(address.with_gpus(counts[-1]))
+    found = await desk.slowly(Task(asked=largest, kind="scale", detail=",".join(map(str, counts))))
+    return json_response(found)
 
 
 async def studies(desk: Desk, visit: Visit) -> Response:
@@ -159,25 +170,25 @@ async def _answer(desk: Desk, address: Address, words: Words) -> tuple[Html, int
     """The answer, its status, and whether a search is still under way."""
     try:
         asked = question_of(address)
-        top = top_of(address)
-        found = await desk.quickly(asked)
+        found = await desk.quickly(Task(asked=asked))
         if isinstance(found, Job):
-            if found.state == "failed":
-                raise InputError(found.error)
-            return answer.waiting_answer(found, asked, address, words), 200, True
-        before = await desk.quickly(question_of(address, sliders=False)) if address.moved else None
+            return _waiting(found, asked, address, words), 200, True
+        before = None
+        if address.moved:
+            before = await desk.quickly(Task(asked=question_of(address, sliders=False)))
         base = (before, found) if isinstance(before, Ranking) else None
-        return await desk.thread(lambda: _whole(desk, asked, found, address, words, top, base)), 200, False
+        doubt, waits = await _doubt(desk, asked, address, words)
+        return await desk.thread(lambda: _whole(desk, asked, found, address, words, base, doubt)), 200, waits
     except InputError as error:
         return answer.error_answer(str(error), words), 422, False
 
 
 def _whole(
-    desk: Desk, asked: Asked, ranking: Ranking, address: Address, words: Words, top: int,
-    base: tuple[Ranking, Ranking] | None,
+    desk: Desk, asked: Asked, ranking: Ranking, address: Address, words: Words,
+    base: tuple[Ranking, Ranking] | None, doubt: Html,
 ) -> Html:  # fmt: skip
     """Ranking, comparison, chosen plan, doubts, studies, downloads."""
-    data = named_ranking(ranking, top)
+    data = named_ranking(ranking, asked.top)
     chosen = _chosen(ranking, address)
     parts = [
         answer.ranking_answer(
@@ -190,20 +201,32 @@ def _whole(
     plan = None if chosen is None else desk.chosen(asked, ranking, chosen)
     if plan is not None:
         parts.append(answer.plan_answer(plan, data, address, words))
-    parts.append(answer.why_form(address, words))
-    if "why" in address.values:
-        parts.append(_doubt(asked, ranking, address.values["why"], words))
+    parts += [answer.why_form(address, words), doubt]
     if plan is not None:
         parts.append(answer.studies_box(address, words))
     parts.append(answer.downloads(plan, asked, address, words))
     return join(parts)
 
 
-def _doubt(asked: Asked, ranking: Ranking, text: str, words: Words) -> Html:
+async def _doubt(desk: Desk, asked: Asked, address: Address, words: Words) -> tuple[Html, bool]:
+    """What stands against the plan that somebody has in mind, if one is in the address; and whether that is
+    still being worked out."""
+    text = address.values.get("why", "")
+    if not text:
+        return Html(""), False
     try:
-        return answer.why_answer(why_not(ranking, read_plan(text), asked.cost_model), words)
+        found = await desk.quickly(Task(asked=asked, kind="why", detail=text))
+        if isinstance(found, Job):
+            return _waiting(found, asked, address, words), True
+        return answer.why_answer(found, words), False
     except InputError as error:
-        return answer.error_answer(str(error), words)
+        return answer.error_answer(str(error), words), False
+
+
+def _waiting(job: Job, asked: Asked, address: Address, words: Words) -> Html:
+    if job.state == "failed":
+        raise InputError(job.error)
+    return answer.waiting_answer(job, asked, address, words)
 
 
 def _chosen(ranking: Ranking, address: Address) -> int | None:
@@ -239,8 +262,8 @@ async def _doubted(desk: Desk, visit: Visit) -> dict[str, Any]:
     asked, text = question_of(visit.address), visit.address.values.get("why", "")
     if not text:
         raise InputError("why is missing: a plan, or a part of one, such as tp8,pp1")
-    ranking = await desk.ranking(asked)
-    return await desk.thread(lambda: why_not(ranking, read_plan(text), asked.cost_model))
+    found: dict[str, Any] = await desk.slowly(Task(asked=asked, kind="why", detail=text))
+    return found
 
 
 async def _studied(desk: Desk, visit: Visit) -> tuple[dict[str, Any], Ranking]:
@@ -249,7 +272,7 @@ async def _studied(desk: Desk, visit: Visit) -> tuple[dict[str, Any], Ranking]:
     row = _chosen(ranking, visit.address)
     if row is None:
         raise InputError("no plan is possible, so there is nothing to study")
-    return await desk.thread(lambda: desk.studies(asked, ranking, row)), ranking
+    return await desk.slowly(Task(asked=asked, kind="studies", detail=str(row))), ranking
 
 
 def _estimate(address: Address) -> dict[str, Any]:

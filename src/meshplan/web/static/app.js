@@ -71,13 +71,14 @@
   function watch() {
     const box = answer.querySelector("[data-job]");
     if (!box) return;
-    const bar = box.querySelector("progress");
     const note = box.querySelector("[data-note]");
     watching = new EventSource("/progress?job=" + encodeURIComponent(box.dataset.job));
     watching.onmessage = (event) => {
       const told = JSON.parse(event.data);
-      bar.value = told.share;
-      if (told.priced) note.textContent = box.dataset.priced + " " + told.priced.toLocaleString();
+      const words = [told.doing];
+      if (told.priced) words.push(note.dataset.note + " " + told.priced.toLocaleString());
+      if (told.best_s) words.push(note.dataset.best + " " + Number(told.best_s.toPrecision(4)) + " s");
+      note.textContent = words.filter(Boolean).join(" · ");
       if (["done", "failed"].includes(told.state)) { watching.close(); watching = null; refresh(); }
       if (told.state === "cancelled") { watching.close(); watching = null; }
     };
