@@ -56,7 +56,7 @@ def both(name, stack=STACK, rank=0):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_states_are_exact_and_activations_within_one_percent(name):
+def test_states_are_exact_activations_within_one_percent_and_peaks_within_three(name):
     seen, said, *_ = both(name)
     # FSDP gives the first ranks the longer rows of what does not divide: up to one row more.
     assert seen.parameters == pytest.approx(said.parameters, rel=2e-4)
@@ -64,6 +64,7 @@ def test_states_are_exact_and_activations_within_one_percent(name):
     assert seen.optimizer_bytes == pytest.approx(said.optimizer_bytes, rel=2e-4)
     assert seen.activations_bytes == pytest.approx(said.activations_bytes, rel=0.01)
     assert sum(seen.parts.values()) == seen.peak_bytes
+    assert seen.peak_bytes == pytest.approx(said.peak_bytes, rel=0.03)
 
 
 def test_states_are_exact_to_the_byte_where_shards_divide():

@@ -127,7 +127,34 @@ def momentary(c: Context, priced: Priced, recomputed: Floats) -> Floats:
     again = np.stack([a.full[at] for a in priced.activations], axis=1)[:, None, :]
     work = np.stack([a.workspace[at] for a in priced.activations], axis=1)[:, None, :]
     layer = np.where(held, work + np.where(recomputed[:, :, None], again, 0.0), 0.0).max(axis=2)
-    return np.asarray(np.maximum(layer, np.where(c.last > 0, np.maximum(loss, head)[:, None], 0.0)))
+    last = np.where(c.last > 0, np.maximum(loss, head)[:, None], 0.0)
+    most = np.asarray(np.maximum(layer, last))
+    if c.stack.family != "torch" or not c.gathers.any():
+        return most
+    kept = np.stack([a.kept[at] for a in priced.activations], axis=1)[:, None, :]
+    released = np.where(recomputed[:, :, None], 0.0, np.where(held, kept, 0.0)).max(axis=2)
+    return np.where(c.gathers[:, None], _fsdp_moment(c, layer, last, released), most)
+
+
+def _fsdp_moment(c: Context, layer: Floats, last: Floats, released: Floats) -> Floats:
+    """(plans, types): FSDP2's largest moment beyond the gathered head, as a real module shows it under fake
+    tensors (``meshplan memory-check``).
+
+    At the loss only the head is gathered. While a layer runs backward its own unit is; when it has, its
+    bf16 gradient and the fp32 copy that is scattered stand beside the next unit, and the layer's
+    activations are gone. The head's gradient is scattered likewise.
+    """
+    unit, head = _largest_unit(c)[:, None], c.vocabulary_parameters[:, None]
+    other = 2.0 * (unit - head)
+    scattered = 2.0 + c.stack.reduce_bytes
+    after = np.maximum(scattered * unit + other - released, scattered * head + other)
+    return np.asarray(np.maximum(np.maximum(last, layer + other), np.maximum(after, 0.0)))
+
+
+def _largest_unit(c: Context) -> Floats:
+    """Parameters of the largest layer of one rank of tp and ep, for each plan."""
+    p = c.plans
+    return np.asarray(np.maximum.reduce([q.dense / p.tp + q.experts / (p.ep * p.etp) for q in c.parameters]))
 
 
 def micro_batches_alive(c: Context) -> Floats:
@@ -138,11 +165,12 @@ def micro_batches_alive(c: Context) -> Floats:
 
 
 def gathered_weights(c: Context) -> Floats:
-    """FSDP, for each plan: bf16 weights of two gathered units and one unit's whole gradient; ``0`` where
-    parameters are not gathered a unit at a time."""
-    p = c.plans
-    per_kind = [q.dense / p.tp + q.experts / (p.ep * p.etp) for q in c.parameters]
-    unit = np.maximum.reduce(per_kind)
+    """FSDP, for each plan: bf16 weights of two gathered units and one unit's whole gradient, for torch the
+    head's weights (the rest is in ``_fsdp_moment``); ``0`` where parameters are not gathered a unit at a
+    time."""
+    if c.stack.family == "torch":
+        return np.where(c.gathers, 2.0 * c.vocabulary_parameters, 0.0)
+    unit = _largest_unit(c)
     ends = np.maximum(unit, c.vocabulary_parameters)
     return np.where(c.gathers, 2.0 * unit + 2.0 * ends + c.stack.reduce_bytes * unit, 0.0)
 
@@ -205,7 +233,9 @@ def _states(c: Context) -> dict[str, Floats]:
 def peak(c: Context, priced: Priced) -> Peak:
     """Memory of every rank type, with as many layers recomputed as were asked for or are needed."""
     p, split = c.plans, c.splits.of_plan
-    first, of_held = distinct((priced.of_plan, split, p.schedule, p.dp, c.sequences))
+    first, of_held = distinct(
+        (priced.of_plan, split, p.schedule, p.dp, c.sequences, c.gathers.astype(np.int64))
+    )
     held = _held(c.take(first), priced.take(first))
     first, of_states = distinct((split, p.tp, p.cp, p.dp, p.ep, p.etp, p.sharding, p.replicas, p.schedule))
     parts = _states(c.take(first))
