@@ -81,9 +81,7 @@ def test_expected_losses_are_the_mean_of_simulated_runs(
     interval: float, blocking: float, restart: float, mtbf: float
 ) -> None:
     useful = interval * 400
-    found = expected_losses(
-        useful, interval_s=interval, blocking_s=blocking, restart_s=restart, mtbf_s=mtbf
-    )
+    found = expected_losses(useful, interval_s=interval, blocking_s=blocking, restart_s=restart, mtbf_s=mtbf)
     runs = np.array([_simulated(useful, interval, blocking, restart, mtbf, seed) for seed in range(150)])
     mean, error = runs.mean(axis=0), 4 * runs.std(axis=0) / math.sqrt(len(runs))
     for value, at in zip((found.wall_s, found.restarts_s, found.failures), range(3), strict=True):
@@ -118,7 +116,7 @@ def test_megascale_trained_more_than_nine_tenths_of_the_time() -> None:
 
 
 def test_mean_time_to_failure_of_metas_research_clusters() -> None:
-    """arXiv 2410.21680: 6.5 failures in 1,000 node-days are one in 1.8 h at 16,384 GPUs, 0.23 h at 131,072."""
+    """arXiv 2410.21680: 6.5 failures in 1,000 node-days: one in 1.8 h at 16,384 GPUs, 0.23 h at 131,072."""
     gpu_mttf = NODE_DAYS * 8 / 6.5
     for gpus, hours in ((16384, 1.8), (131072, 0.23)):
         run = _run(gpus, Reliability(gpu_mttf_s=gpu_mttf))

@@ -59,7 +59,9 @@ def test_points_are_searches_of_their_own_and_shares_sum_to_one(cost_model: str)
     assert [p.gbs for p in found.curves["weak, gbs 128 on 8"]] == [128, 384, 1024]
     for point in found.points:
         workload = replace(case.workload, gbs=point.gbs)
-        again = search(case.model, cluster_of("h100-sxm", point.gpus), workload, cost_model=model, advise=False)
+        again = search(
+            case.model, cluster_of("h100-sxm", point.gpus), workload, cost_model=model, advise=False
+        )
         if point.costs is None:
             assert not len(again)
             assert point.reason

@@ -65,7 +65,9 @@ def test_llama_3_phases(capsys: pytest.CaptureFixture[str]) -> None:
     assert data["phases"][2]["transition"]["checkpoint_bytes"] == pytest.approx(405.85e9 * 14, rel=0.001)
 
 
-def test_a_plan_is_kept_where_a_restart_costs_more(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_is_kept_where_a_restart_costs_more(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The second phase is a few steps long: whatever another plan would gain, ten minutes are more."""
     job = tmp_path / "job.yaml"
     job.write_text(

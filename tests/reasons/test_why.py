@@ -164,7 +164,12 @@ def test_text_fits_the_screen_and_says_why(
     text = out(capsys, argv)
     assert max(map(len, text.splitlines())) <= 80
     assert "\x1b" not in text
-    for words in ("B spends more on", "(pp − 1) / micro-batches", "what A waits for", "B would be the better one"):
+    for words in (
+        "B spends more on",
+        "(pp − 1) / micro-batches",
+        "what A waits for",
+        "B would be the better one",
+    ):
         assert words in " ".join(text.split())
     monkeypatch.setenv("FORCE_COLOR", "1")
     coloured = out(capsys, argv)
