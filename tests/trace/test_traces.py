@@ -71,7 +71,8 @@ def test_parts_of_a_gpu_step(tmp_path):
     found = read_traces(files)
     parts = found.of_rank(0)
     expected = {
-        "matmul": 0.040, "attention": 0.020, "tp all-reduce": 0.020, "copies": 0.005, "host": 0.005, "idle": 0.010,
+        "matmul": 0.040, "attention": 0.020, "tp all-reduce": 0.020, "copies": 0.005, "host": 0.005,
+        "idle": 0.010,
     }  # fmt: skip
     assert {k: v for k, v in parts.items() if v > 1e-12} == pytest.approx(expected)
     assert found.steps[0].hidden == pytest.approx({"tp all-reduce": 0.010})
@@ -122,7 +123,8 @@ def test_gloo_groups_are_known_by_their_marks(tmp_path):
     found = read_traces([trace(tmp_path / "a.json", events, 0, 1, meshplan=marks)])
     parts = {k: v for k, v in found.of_rank(0).items() if v > 1e-12}
     expected = {
-        "matmul": 0.020, "elementwise": 0.005, "tp all-gather": 0.005, "shard all-reduce": 0.010, "host": 0.010,
+        "matmul": 0.020, "elementwise": 0.005, "tp all-gather": 0.005, "shard all-reduce": 0.010,
+        "host": 0.010,
     }  # fmt: skip
     assert parts == pytest.approx(expected)
     assert found.steps[0].hidden == pytest.approx({"tp all-gather": 0.005})
