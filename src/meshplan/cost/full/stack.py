@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import lru_cache
 from importlib import resources
 from typing import Any
@@ -80,6 +80,9 @@ class Stack:
     """Bytes of the copy of a parameter that computing reads (1 where fp8 weights are primary)."""
     fp8_dispatch: bool = False
     grad_bytes: float = 4.0
+    """Bytes kept for the gradient of a parameter, where the compute precision is not fp16."""
+    grad_bytes_fp16: float = 0.0
+    """The same for fp16, whose gradients are accumulated in fp16; 0: no difference."""
     reduce_bytes: float = 4.0
     """Bytes a gradient element has on the wire."""
     optimizer_bytes: float = 12.0
@@ -126,6 +129,12 @@ class Stack:
     def key(self) -> tuple[object, ...]:
         """All that prices depend on, as something hashable."""
         return tuple(getattr(self, f.name) for f in fields(self) if f.name != "sources")
+
+    def for_precision(self, precision: str) -> Stack:
+        """The stack as it trains in ``precision``."""
+        if precision == "fp16" and self.grad_bytes_fp16:
+            return replace(self, grad_bytes=self.grad_bytes_fp16)
+        return self
 
     @property
     def fitted(self) -> dict[str, float]:
