@@ -408,7 +408,7 @@ def test_a_launch_script_and_its_configuration_beside_it() -> None:
         ("[parallelism]\ntensor_parallel_degree = ", "not complete TOML"),
         ("[training]\nseq_len = 1\nseq_len = 2\n", "given twice"),
         ("[tool.ruff]\nline-length = 110\n", "no known framework"),
-        ("apiVersion: v1\nkind: Pod\n", "no launch settings"),
+        ("apiVersion: v1\nkind: Pod\n", "without a command"),
         (
             "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\ndistributed_type: NO\n",
             "distributed_type",

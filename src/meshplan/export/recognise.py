@@ -11,8 +11,10 @@ from meshplan.errors import InputError
 from meshplan.export.documents import is_json, of_module, of_tables, python_of, read_json, toml_of
 from meshplan.export.found import Found
 from meshplan.export.header import read_facts, take_facts
+from meshplan.export.manifests import is_manifest, read_manifest
 from meshplan.export.read_accelerate import read_accelerate
-from meshplan.export.scripts import Sibling, read_script
+from meshplan.export.scripts import read_script
+from meshplan.export.shell_follow import Sibling
 
 
 def recognise(text: str, *, where: str, sibling: Sibling = lambda name: None) -> Found | Mapping[str, Any]:
@@ -37,6 +39,8 @@ def _by_content(text: str, sibling: Sibling) -> Found | Mapping[str, Any]:
     start = text.lstrip()[:1]
     if start == "{" or (start == "[" and text.rstrip().endswith("]") and is_json(text)):
         return read_json(text)
+    if is_manifest(text):
+        return read_manifest(text, sibling)
     table = toml_of(text)
     if table is not None:
         return of_tables(table)

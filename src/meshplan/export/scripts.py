@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from meshplan.cluster.files import parse_table
 from meshplan.errors import InputError, shown
@@ -19,19 +19,18 @@ from meshplan.export.read_deepspeed import read_deepspeed
 from meshplan.export.read_megatron import OWN, read_megatron
 from meshplan.export.read_torchtitan import read_torchtitan
 from meshplan.export.shell import Script, read_shell
+from meshplan.export.shell_follow import Sibling
 from meshplan.export.shell_values import Word
 from meshplan.export.torchtitan_sources import titan_flags, titan_module, titan_toml
 
 _PARALLEL_FIELD = re.compile(
     r"(^|\.)(tensor_model_parallel_size|pipeline_model_parallel_size|context_parallel_size)$"
 )
-Sibling = Callable[[str], str | None]
-"""The text of a file named in the launch file, from the same folder; ``None`` where there is none."""
 
 
 def read_script(text: str, sibling: Sibling) -> Found:
     """Settings in a shell script or a list of arguments; raises ``InputError`` where there are none."""
-    script = read_shell(text)
+    script = read_shell(text, sibling)
     _unfold(script)
     environment = environment_of(script)
     command = _training_command(script)
@@ -43,6 +42,9 @@ def read_script(text: str, sibling: Sibling) -> Found:
     if found is None:
         raise InputError(f"it has no launch settings of a known framework ({KINDS}){other_framework(text)}")
     take_launcher(found, script)
+    for name, part in script.followed.items():
+        take_facts(found, read_facts(part))
+        found.notes.append(f"{shown(name)} beside it was read with it")
     if script.branches:
         found.notes.append(
             "the script has branches or loops; their assignments were all read, the last one counts"

@@ -10,9 +10,10 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from meshplan.errors import InputError
+from meshplan.export.shell_follow import MOST_DEEP, MOST_FOLLOWED, Sibling, slurm_variables, started
 from meshplan.export.shell_values import Word, calculate, test, unknown
 
 MOST_WORDS = 200_000
@@ -37,15 +38,19 @@ class Script:
     """The text of ``#SBATCH`` lines."""
     branches: bool = False
     """Whether there is a condition that only a running shell could decide."""
+    exported: set[str] = field(default_factory=set)
+    followed: dict[str, str] = field(default_factory=dict)
+    """Scripts beside it that it starts or sources, and were read with it: name → text."""
 
 
 _Piece = tuple[str, bool]
 """Raw text and whether it stood in quotes; raw text may hold ``$`` only where it is to be expanded."""
 
 
-def read_shell(text: str) -> Script:
-    """The script in ``text``. Raises ``InputError`` for a quote that is never closed."""
-    reader = _Reader(text)
+def read_shell(text: str, sibling: Sibling = lambda name: None) -> Script:
+    """The script in ``text``, with those it starts that ``sibling`` finds. Raises ``InputError`` for a quote
+    that is never closed."""
+    reader = _Reader(text, sibling)
     script = reader.script
     for command in reader.commands():
         if command:
@@ -72,7 +77,8 @@ class _Branch:
 
 
 class _Reader:
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, sibling: Sibling = lambda name: None, deep: int = 0) -> None:
+        self.sibling, self.deep = sibling, deep
         self.text = text.replace("\r\n", "\n")
         self.stack: list[_Branch] = []
         self.at = 0
@@ -86,13 +92,13 @@ class _Reader:
         while True:
             token = self._token()
             if token is None:
-                yield self._finish(command)
+                yield from self._run(self._finish(command))
                 return
             if isinstance(token, str):
                 if token.startswith("<<"):
                     pending_heredocs.append(token[2:])
                     continue
-                yield self._finish(command, token)
+                yield from self._run(self._finish(command, token))
                 command = []
                 if token == "\n" and pending_heredocs:
                     for end in pending_heredocs:
@@ -103,6 +109,35 @@ class _Reader:
             if self.words > MOST_WORDS:
                 raise InputError(f"the script has more than {MOST_WORDS:,} words; this is no launch script")
             command.append(token)
+
+    def _directive(self, text: str) -> None:
+        self.script.directives.append(text)
+        for name, value in slurm_variables(text).items():
+            self.script.variables.setdefault(name, [Word(value)])
+            self.script.exported.add(name)
+
+    def _run(self, words: list[Word]) -> Iterator[list[Word]]:
+        """A command, and after it those of the script that it starts, if that is at hand."""
+        yield words
+        script = self.script
+        found = started(words, self.sibling) if self.deep < MOST_DEEP else None
+        if found is None or len(script.followed) >= MOST_FOLLOWED:
+            return
+        sourced, name, text = found
+        if name:
+            script.followed[name] = text
+        inner = _Reader(text, self.sibling, self.deep + 1)
+        if not sourced:
+            known = {name: value for name, value in script.variables.items() if name in script.exported}
+            inner.script = replace(script, variables=known, commands=[])
+        else:
+            inner.script = script
+        try:
+            yield from list(inner.commands())
+        except InputError:
+            return
+        script.variables.update(inner.script.variables)
+        script.branches |= inner.script.branches
 
     def _token(self) -> str | list[_Piece] | None:
         """A separator, a here-document (``<<EOF``), or a word in pieces."""
@@ -117,7 +152,7 @@ class _Reader:
                 end = text.find("\n", self.at)
                 line = text[self.at : len(text) if end < 0 else end]
                 if line.startswith("#SBATCH"):
-                    self.script.directives.append(line[7:].strip())
+                    self._directive(line[7:].strip())
                 self.at = len(text) if end < 0 else end
             elif ch in "\n;&|":
                 two = text[self.at : self.at + 2]
@@ -154,7 +189,7 @@ class _Reader:
         body = self.text[self.at : len(self.text) if found is None else found.start()]
         self.at = len(self.text) if found is None else found.end()
         if "--" in body and not any(branch.skip for branch in self.stack):
-            inner = _Reader(body)
+            inner = _Reader(body, self.sibling, self.deep)
             inner.script = self.script
             try:
                 yield from list(inner.commands())
@@ -284,9 +319,14 @@ class _Reader:
             return []
         setter = bool(command) and _plain(command[0]) in _SETTERS
         rest = command[1:] if setter else command
+        exports = setter and _plain(command[0]) in ("export", "declare", "typeset")
+        if exports:
+            self.script.exported |= {_plain(pieces) for pieces in rest}
         while rest and (name := _ASSIGN.match(rest[0][0][0] if rest[0] else "")):
             self._assign(rest[0], name)
             rest = rest[1:]
+            if exports or len(rest):
+                self.script.exported.add(name[1])
             while setter and rest and not _ASSIGN.match(rest[0][0][0]):
                 rest = rest[1:]
         return [] if setter else [word for pieces in rest for word in self.expand(pieces)]
