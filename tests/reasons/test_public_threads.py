@@ -109,7 +109,8 @@ def test_llama_factory_1221_seven_billion_on_v100(capsys: pytest.CaptureFixture[
 def test_automodel_2673_smaller_micro_batches(capsys: pytest.CaptureFixture[str]) -> None:
     """Llama 3.3 70B over 32 H100 with pp 8 and four sequences a micro-batch runs out of memory; activations
     are most of it, and a smaller micro-batch has fewer."""
-    run = "llama-3.3-70b --gpu h100-sxm --gpus 32 --seq 1024 --gbs 128 --pp 8 --sharding zero3 --stack automodel"
+    run = "llama-3.3-70b --gpu h100-sxm --gpus 32 --seq 1024 --gbs 128 --pp 8 --stack automodel"
+    run += " --sharding zero3"
     four = asked(capsys, f"estimate {run} --mbs 4", (1,))
     one = asked(capsys, f"estimate {run} --mbs 1", (0, 1))
     assert not four["fits"]
@@ -147,8 +148,8 @@ def test_zero_bubble_8_some_stages_keep_more(capsys: pytest.CaptureFixture[str])
 
 def test_verl_7476_forty_mebibytes_a_layer(capsys: pytest.CaptureFixture[str]) -> None:
     """Full-length checkpoints where sequence parallelism over eight should leave an eighth of each."""
-    run = ("estimate qwen2.5-32b --gpu h100-sxm --gpus 8 --seq 32768 --gbs 8 --sharding zero3 --recompute full"
-           " --stack torchtitan")  # fmt: skip
+    run = "estimate qwen2.5-32b --gpu h100-sxm --gpus 8 --seq 32768 --gbs 8 --stack torchtitan"
+    run += " --sharding zero3 --recompute full"
     split = asked(capsys, f"{run} --cp 8 --cp-kind ulysses")["memory"]["activations"]
     whole = asked(capsys, run, (1,))["memory"]["activations"]
     assert split / 64 / 2**20 == pytest.approx(40, rel=0.05)
@@ -157,8 +158,8 @@ def test_verl_7476_forty_mebibytes_a_layer(capsys: pytest.CaptureFixture[str]) -
 
 def test_bridge_3880_recomputing_attention_is_useless(capsys: pytest.CaptureFixture[str]) -> None:
     """42.21 s and 61.35 GB without, 42.92 s and 63.14 GB with."""
-    run = ("estimate qwen3-30b-a3b --gpu h100-sxm --gpus 16 --seq 4096 --gbs 1024 --ep 16 --stack megatron-bridge"
-           " --recompute")  # fmt: skip
+    run = "estimate qwen3-30b-a3b --gpu h100-sxm --gpus 16 --seq 4096 --gbs 1024 --ep 16"
+    run += " --stack megatron-bridge --recompute"
     without, with_ = (asked(capsys, f"{run} {how}") for how in ("none", "core-attn"))
     assert without["step_s"] == pytest.approx(42.21, rel=0.10)
     assert without["memory_bytes"] == pytest.approx(61.35e9, rel=0.10)

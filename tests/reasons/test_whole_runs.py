@@ -15,7 +15,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 def answer(capsys: pytest.CaptureFixture[str], argv: list[str], code: int = 0) -> dict[str, Any]:
     assert main([*argv, "--json"]) == code
-    data: dict[str, Any] = json.loads(capsys.readouterr().out, parse_constant=lambda text: pytest.fail(text))
+    data: dict[str, Any] = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
     return data
 
 
@@ -43,8 +43,8 @@ def test_deepseek_v3_total(capsys: pytest.CaptureFixture[str]) -> None:
 def test_deepseek_v3_hours_of_one_plan(capsys: pytest.CaptureFixture[str]) -> None:
     """The same table: 180 K H800 hours for a trillion tokens, with the plan of the anchors."""
     argv = ["estimate", "deepseek-v3", "--gpu", "h800", "--gpus", "2048", "--seq", "4096", "--gbs", "15360",
-            "--pp", "16", "--ep", "64", "--schedule", "dualpipe", "--stack", "deepseek-v3", "--precision", "fp8",
-            "--recompute", "norm+mla-up-proj", "--tokens", "1e12"]  # fmt: skip
+            "--pp", "16", "--ep", "64", "--schedule", "dualpipe", "--stack", "deepseek-v3", "--precision",
+            "fp8", "--recompute", "norm+mla-up-proj", "--tokens", "1e12"]  # fmt: skip
     code = main([*argv, "--json"])
     assert code in (0, 1)
     run = json.loads(capsys.readouterr().out)["run"]

@@ -52,7 +52,7 @@ def test_the_textbooks_first_and_fifth_plan() -> None:
     found = two(textbook(), A, B)
     assert found.slower == pytest.approx(53.7 / 49.3 - 1, abs=0.002)
     by_part = {d.part: d for d in found.time}
-    # shares of the step as printed: TP 8 % of the first, 18 % of the fifth; imbalance 1 and bubble 1 of the first
+    # shares of the step as printed: TP 8 % of the first, 18 % of the fifth; imbalance and bubble 1
     assert by_part["tp"].a / float(found.a.step_s[0]) == pytest.approx(0.08, abs=0.005)
     assert by_part["tp"].b / float(found.b.step_s[0]) == pytest.approx(0.18, abs=0.005)
     assert found.time[0].part == "tp"
