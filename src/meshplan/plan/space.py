@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Any, Literal
 
 from meshplan.errors import InputError
@@ -114,7 +113,7 @@ class Space:
             }
         if size == "full":
             found |= {
-                "sp": (True, False),
+                "sp": (True,),
                 "cp_kind": tuple(CpKind),
                 "schedule": (Schedule.ONE_F_ONE_B, *(s for s in Schedule if s is not Schedule.ONE_F_ONE_B)),
                 "sharding": (Sharding.ZERO1, Sharding.ZERO3, Sharding.ZERO2, Sharding.DDP),
@@ -173,17 +172,16 @@ def _degrees(setting: Setting, size: Size) -> dict[str, tuple[Any, ...]]:
 
 
 def module_sets(model: Model) -> tuple[Recompute, ...]:
-    """The sensible sets of modules to recompute: none, every choice of cheap ones (norms, activation
-    functions, MLA's up-projections), and the whole MLP or MoE block with the cheap ones beside it."""
+    """The sensible sets of modules to recompute: none; the cheap ones (norms, MLA's up-projections, the
+    activation function) alone and together; the whole MLP or MoE block with the norms."""
     there = _modules(model)
     act = Recompute.MOE_ACT if Recompute.MOE_ACT in there else Recompute.MLP_ACT
-    cheap = [m for m in (Recompute.NORM, act, Recompute.MLA_UP_PROJ) if m in there]
-    sets = [
-        Recompute(sum(chosen)) for count in range(len(cheap) + 1) for chosen in combinations(cheap, count)
-    ]
     block = Recompute.MOE if Recompute.MOE in there else Recompute.MLP
-    beside = Recompute(sum(m for m in cheap if m is not act))
-    return (*sets, block | beside) if block in there else tuple(sets)
+    norm = Recompute.NORM | (there & Recompute.MLA_UP_PROJ)
+    found = [Recompute.NONE, Recompute.NORM]
+    found += [there & Recompute.MLA_UP_PROJ, norm] if norm is not Recompute.NORM else []
+    found += [act, norm | act, norm | block] if block in there else []
+    return tuple(found)
 
 
 def _modules(model: Model) -> Recompute:

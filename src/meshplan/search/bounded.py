@@ -2,35 +2,39 @@
 
 The dimensions are chosen in three rungs: the mesh and the micro-batch, which decide what layers and their
 transfers cost; the pipeline; and the details (sharding, its replicas, recomputation). After each rung a
-bound of the cost model says how good the plans below a row can be at best, and rows that cannot come into
-the ranking are left. The plain plan of every mesh is priced first, so that the bar is high from the start.
+bound of the cost model says how good the plans below a row can be at best. Rows are taken best bound first,
+and those that cannot come into the ranking any more are left.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Protocol, TypeGuard
 
 import numpy as np
 
 from meshplan.cluster.cluster import Cluster
-from meshplan.cost.costs import Costs, Floats
+from meshplan.cost.costs import Bools, Costs, Floats
 from meshplan.model.model import Model
 from meshplan.plan.kinds import Recompute, Sharding
-from meshplan.plan.plans import AUTO_LAYERS, Ints, Plans
+from meshplan.plan.plans import AUTO_LAYERS, AUTO_LAYOUT, Ints, Plans
 from meshplan.plan.workload import Workload
-from meshplan.search.candidates import DETAILS, DIMENSIONS, MESH, PIPELINE, Columns, Join
+from meshplan.search.candidates import DETAILS, MESH, PIPELINE, Columns, Join
 from meshplan.search.objective import complexity
 from meshplan.search.pool import Pool
 
 LARGE = 300_000
 """Candidates after the rules about the mesh from which bounds are worth their cost."""
-FIRST = 1024
-"""Rows of the mesh priced before the bar is looked at for the first time; doubled after each look."""
-MOST = 1 << 15
+FIRST = 256
+"""Rows taken before the bar is looked at for the first time; doubled after each look."""
+MOST = 1 << 13
+FLOORS = 1 << 15
 SLACK = 0.02
 """Cuts of layers are chosen with costs rounded to a sixteenth of a layer; a bound that rests on one may be
 too high by about as much."""
+EPSILON = 0.002
+"""A plan's details are not varied any more once they could make its step shorter by less than this."""
 _PIPELINE, _DETAILS = len(MESH), len(MESH) + len(PIPELINE)
 
 Told = Callable[[str], None]
@@ -45,8 +49,11 @@ class Bounding(Protocol):
         """Seconds a step takes at least, and bytes a GPU holds at least, on the meshes of these plans."""
         ...
 
-    def least_step(self, model: Model, cluster: Cluster, workload: Workload, costs: Costs) -> Floats:
-        """Seconds a step takes at least with the pipelines of these plans."""
+    def pipeline_floors(
+        self, model: Model, cluster: Cluster, workload: Workload, plans: Plans, bar: float
+    ) -> tuple[Floats, Plans]:
+        """Seconds a step takes at least with the pipelines of these plans, and the plans with their layouts
+        chosen where it may be less than ``bar``."""
         ...
 
     def price(self, model: Model, cluster: Cluster, workload: Workload, plans: Plans) -> Costs:
@@ -56,7 +63,7 @@ class Bounding(Protocol):
 
 def can_bound(cost_model: object) -> TypeGuard[Bounding]:
     """Whether the cost model knows bounds."""
-    return hasattr(cost_model, "floors") and hasattr(cost_model, "least_step")
+    return hasattr(cost_model, "floors") and hasattr(cost_model, "pipeline_floors")
 
 
 class Bounded:
@@ -68,18 +75,19 @@ class Bounded:
         self.join, self.cost_model, self.setting, self.pool = join, cost_model, join.setting, pool
         self.window, self.told = window, told
         self.priced = 0
+        self.layouts: dict[tuple[int, ...], int] = {}
         values = join.values
-        self.plain: Columns = {name: values[name][:1] for name in (*PIPELINE, *DETAILS)}
+        self.first: Columns = {name: values[name][:1] for name in (*PIPELINE, *DETAILS)}
+        self.by_time = pool.objective in ("step", "mfu", "cost")
         gentle = [int(s) for s in values["sharding"] if s <= Sharding.ZERO1]
         self.least = {
-            "sp": int(values["sp"].max()),
             "sharding": gentle[0] if gentle else int(values["sharding"][0]),
-            "replicas": 1,
             "recompute_layers": 0,
             "recompute_modules": 0,
         }
-        self.bounds_pipelines = bool(gentle) and pool.objective in ("step", "mfu", "cost")
-        self.auto_first = tuple(values["recompute"][0]) == (AUTO_LAYERS, int(Recompute.NONE))
+        self.bounds_pipelines = bool(gentle) and self.by_time
+        # As few whole layers as fit, first of all: then nothing else is to be recomputed where none is.
+        self.staged = self.by_time and tuple(values["recompute"][0]) == (AUTO_LAYERS, int(Recompute.NONE))
 
     def run(self, meshes: Plans) -> dict[str, int]:
         """Search below these rows; says how many candidates were not priced, by reason.
@@ -88,14 +96,19 @@ class Bounded:
         below rows that cannot be as good as the last plan of the ranking, whatever their details.
         """
         step, memory = self._floors(meshes)
-        limit = self._limit(meshes)
-        small = memory <= limit
-        too_big = int((~small).sum()) * self.join.rest(_PIPELINE)
+        fits = memory <= self._limit(meshes)
+        too_big = int((~fits).sum()) * self.join.rest(_PIPELINE)
         floor = self._of_objective(meshes, step, memory)
-        rows = np.flatnonzero(small)
+        rows = np.flatnonzero(fits)
         rows = rows[np.argsort(floor[rows], kind="stable")]
-        looked = self._plain(meshes, floor, rows)
-        self._whole(meshes, floor, looked)
+        at, size = 0, FIRST
+        while at < len(rows) and floor[rows[at]] <= self.pool.threshold(self.window):
+            chunk = rows[at : at + size]
+            chunk = chunk[floor[chunk] <= self.pool.threshold(self.window)]
+            self._plain(meshes.take(chunk))
+            chunk = chunk[floor[chunk] <= self.pool.threshold()]
+            self._whole(meshes, floor, chunk)
+            at, size = at + size, min(2 * size, MOST)
         funnel, pool = self.join.funnel, self.pool
         known = sum(funnel.removed.values()) + too_big + pool.feasible + pool.too_big
         return {"memory": too_big, "slow": funnel.candidates - known}
@@ -103,15 +116,13 @@ class Bounded:
     def _floors(self, meshes: Plans) -> tuple[Floats, Floats]:
         steps, bytes_ = [], []
         most = int(self.join.values["sharding"].max())
-        sp = int(self.join.values["sp"].max())
-        for start in range(0, len(meshes), MOST):
-            part = meshes.take(slice(start, start + MOST))
-            n = len(part)
-            part = part.replace(sp=np.full(n, sp), sharding=np.full(n, most))
+        for start in range(0, len(meshes), FLOORS):
+            part = meshes.take(slice(start, start + FLOORS))
+            part = part.replace(sharding=np.full(len(part), most))
             step, memory = self.cost_model.floors(*self.setting, part)
             steps.append(step)
             bytes_.append(memory)
-            self._tell(f"{start + n:,} of {len(meshes):,} meshes bounded")
+            self._tell(f"{start + len(part):,} of {len(meshes):,} meshes bounded")
         return np.concatenate(steps), np.concatenate(bytes_)
 
     def _limit(self, meshes: Plans) -> float:
@@ -125,27 +136,21 @@ class Bounded:
                 return complexity(meshes, self.pool.gpus_per_node).astype(np.float64)
         return step
 
-    def _plain(self, meshes: Plans, floor: Floats, rows: Ints) -> Ints:
-        """Price the plain plan of each mesh, best bound first, until no bound is good enough."""
-        at, size = 0, FIRST
-        while at < len(rows) and floor[rows[at]] <= self.pool.threshold(self.window):
-            chunk = rows[at : at + size]
-            for plans in self.join.below(_PIPELINE, _columns(meshes.take(chunk)), only=self.plain):
+    def _plain(self, meshes: Plans) -> None:
+        """Price the plain plan of each mesh: the first choice of everything else."""
+        if len(meshes):
+            for plans in self.join.below(_PIPELINE, _columns(meshes), only=self.first):
                 self._price(plans)
-            at, size = at + len(chunk), min(2 * size, MOST)
-        return rows[:at]
 
     def _whole(self, meshes: Plans, floor: Floats, rows: Ints) -> None:
-        """Everything below the meshes that are still good enough, the best bound first."""
-        rows = rows[floor[rows] <= self.pool.threshold()]
+        """Every pipeline on these meshes, and the details of those that are good enough."""
         pieces, bounds = [], []
-        for start in range(0, len(rows), FIRST):
-            chunk = rows[start : start + FIRST]
-            columns = {**_columns(meshes.take(chunk)), "row": chunk}
-            for found in self.join.columns_below(_PIPELINE, columns, stop=_DETAILS):
-                plans = self.join.table(found)
-                pieces.append(_columns(plans, PIPELINE))
-                bounds.append(self._bound(plans, floor[found["row"]]))
+        columns = {**_columns(meshes.take(rows)), "row": rows}
+        for found in self.join.columns_below(_PIPELINE, columns, stop=_DETAILS) if len(rows) else ():
+            plans = self.join.table(found)
+            bound, cuts = self._bound(plans, floor[found["row"]])
+            pieces.append({**_columns(plans, PIPELINE), "cut": cuts})
+            bounds.append(bound)
         if not pieces:
             return
         bound = np.concatenate(bounds)
@@ -154,56 +159,100 @@ class Bounded:
         at, size = 0, FIRST
         while at < len(by_bound) and bound[by_bound[at]] <= self.pool.threshold():
             chunk = by_bound[at : at + size]
-            self._details({name: column[chunk] for name, column in whole.items()})
-            at, size = at + len(chunk), min(2 * size, MOST)
+            chunk = chunk[bound[chunk] <= self.pool.threshold()]
+            self._details({name: column[chunk] for name, column in whole.items()}, bound[chunk])
+            at, size = at + size, min(2 * size, MOST)
 
-    def _bound(self, plans: Plans, floor: Floats) -> Floats:
+    def _bound(self, plans: Plans, floor: Floats) -> tuple[Floats, Ints]:
+        """The bound of each pipeline and its layout: one cut of the layers serves all details."""
         if not self.bounds_pipelines:
-            return floor
+            return floor, plans.layout
         least = plans.replace(**{name: np.full(len(plans), value) for name, value in self.least.items()})
-        costs = self.cost_model.price(*self.setting, least)
-        self._count(len(plans))
-        found = self.cost_model.least_step(*self.setting, costs) * (1 - SLACK)
-        return np.maximum(found, floor)
+        found, cut = self.cost_model.pipeline_floors(*self.setting, least, self.pool.threshold())
+        known = [self.layouts.setdefault(layout, len(self.layouts)) for layout in cut.layouts]
+        codes = np.array([*known, AUTO_LAYOUT, -1], dtype=np.int64)[cut.layout]
+        return np.maximum(found * (1 - SLACK), floor), codes
 
-    def _details(self, columns: Columns) -> None:
-        values = self.join.values["recompute"]
-        if not self.auto_first or len(values) == 1 or self.pool.objective == "memory":
-            for table in self.join.below(_DETAILS, columns):
-                self._price(self._new(table))
+    def _details(self, columns: Columns, bound: Floats) -> None:
+        """Sharding, replicas and recomputation of these pipelines: the first choice of each, then what could
+        be better. Where a plan fits as it is only time is to be gained, by another sharding; where it does
+        not, memory is, by more sharding and by modules to recompute."""
+        if not self.staged:
+            for plans in self.join.below(_DETAILS, columns):
+                plain = self._is_first(plans, PIPELINE) & self._is_first(plans, DETAILS)
+                self._price(plans.take(~plain))
             return
-        for table in self.join.below(_DETAILS, columns, only={"recompute": values[:1]}):
-            plans = self._new(table)
-            if not len(plans):
-                continue
-            costs = self._price(plans)
-            # Where nothing needs to be recomputed, recomputing some modules only takes time.
-            short = plans.take((costs.plans.recompute_layers > 0) | ~costs.fits)
-            if len(short):
-                held = _columns(short, (*PIPELINE, *DETAILS[:-1]))
-                for again in self.join.below(len(DIMENSIONS) - 1, held, only={"recompute": values[1:]}):
-                    self._price(again)
+        values, count = self.join.values, len(bound)
+        whole = {**columns, "row": np.arange(count)}
+        step, short = np.full(count, np.inf), np.ones(count, dtype=np.bool_)
+        plain = self._is_first(self.join.table(columns), PIPELINE)
+        for plans, rows in self._varied(whole, self.first):
+            costs = self._price(plans, known=plain[rows])
+            step[rows] = np.where(costs.fits, costs.step_s, np.inf)
+            short[rows] = ~costs.fits | (costs.plans.recompute_layers > 0)
+        gain = step * (1 - EPSILON) > bound
+        for plans, _ in self._varied(_some(whole, gain & ~short), {"recompute": values["recompute"][:1]}):
+            self._price(plans.take(~self._is_first(plans, DETAILS)))
+        self._save_memory(_some(whole, gain & short), step, bound)
 
-    def _new(self, plans: Plans) -> Plans:
-        """Those that were not priced as the plain plan of their mesh."""
-        known = np.ones(len(plans), dtype=np.bool_)
-        for name, value in self.plain.items():
+    def _save_memory(self, columns: Columns, step: Floats, bound: Floats) -> None:
+        """Every sharding and every set of modules; then replicas of the shards with the best of them."""
+        values = self.join.values
+        found: list[Ints] = []
+        times: list[Floats] = []
+        for plans, rows in self._varied(columns, {"replicas": values["replicas"][:1]}):
+            new = ~self._is_first(plans, DETAILS)
+            table, at = plans.take(new), rows[new]
+            costs = self._price(table)
+            better = costs.fits & (costs.step_s < step[at])
+            how = (at, table.sharding, table.recompute_layers, table.recompute_modules)
+            found.append(np.stack([column[better] for column in how]))
+            times.append(costs.step_s[better])
+        if not found or len(values["replicas"]) == 1:
+            return
+        ways, time = np.concatenate(found, axis=1), np.concatenate(times)
+        ways, time = ways[:, np.argsort(time, kind="stable")], np.sort(time)
+        first = np.unique(ways[0], return_index=True)[1]
+        first = first[time[first] * (1 - EPSILON) > bound[ways[0, first]]]
+        place = np.zeros(len(bound), dtype=np.int64)
+        place[columns["row"]] = np.arange(len(columns["row"]))
+        held = _some(columns, place[ways[0, first]])
+        tables = []
+        for how in np.unique(ways[1:, first], axis=1).T:
+            same = (ways[1:, first] == how[:, None]).all(axis=0)
+            only = {"replicas": values["replicas"][1:], "sharding": how[:1], "recompute": how[None, 1:]}
+            tables += [plans for plans, _ in self._varied(_some(held, same), only)]
+        if tables:
+            self._price(Plans.concatenate(tables))
+
+    def _varied(self, columns: Columns, only: Columns) -> Iterator[tuple[Plans, Ints]]:
+        """These pipelines with every combination of details, or ``only`` some, and the row each is of."""
+        if len(columns["row"]):
+            for found in self.join.columns_below(_DETAILS, columns, only=only):
+                plans = self.join.table(found)
+                yield replace(plans, layout=found["cut"], layouts=tuple(self.layouts)), found["row"]
+
+    def _is_first(self, plans: Plans, names: tuple[str, ...]) -> Bools:
+        """Plans with the first choice of each of these dimensions."""
+        same = np.ones(len(plans), dtype=np.bool_)
+        for name in names:
+            value = self.first[name][0]
             if name == "recompute":
-                known &= (plans.recompute_layers == value[0][0]) & (plans.recompute_modules == value[0][1])
+                same &= (plans.recompute_layers == value[0]) & (plans.recompute_modules == value[1])
             else:
-                known &= getattr(plans, name) == value[0]
-        return plans.take(~known)
+                same &= getattr(plans, name) == value
+        return same
 
-    def _price(self, plans: Plans) -> Costs:
+    def _price(self, plans: Plans, known: Bools | None = None) -> Costs:
+        """Price these plans and take them into the pool, but for those that it knows."""
+        if not len(plans):
+            return self.pool.empty
         costs = self.cost_model.price(*self.setting, plans)
-        self.pool.add(costs)
-        self._count(len(plans))
-        return costs
-
-    def _count(self, plans: int) -> None:
-        self.priced += plans
+        self.pool.add(costs if known is None else costs.take(~known))
+        self.priced += len(plans)
         best = f", best {self.pool.least:.4g}" if np.isfinite(self.pool.least) else ""
         self._tell(f"{self.priced:,} plans priced{best}")
+        return costs
 
     def _tell(self, text: str) -> None:
         if self.told is not None:
@@ -212,3 +261,7 @@ class Bounded:
 
 def _columns(plans: Plans, more: tuple[str, ...] = ()) -> dict[str, Ints]:
     return {name: getattr(plans, name) for name in (*MESH, *more)}
+
+
+def _some(columns: Columns, index: Bools | Ints) -> Columns:
+    return {name: column[index] for name, column in columns.items()}

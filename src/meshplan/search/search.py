@@ -26,7 +26,7 @@ from meshplan.search.same import no_effect_rules
 
 KEEP = 100_000
 LARGE_KEEP = 2000
-MESHES = 12
+MESHES = 5
 """Best meshes of a large space whose best plan is found for certain."""
 
 

@@ -8,20 +8,23 @@ no less than the mean. What is left out (activations, bubbles) makes the bounds 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
 from meshplan.cost.costs import Floats
 from meshplan.cost.full.context import Context
+from meshplan.cost.full.cut import choose_layouts
+from meshplan.cost.full.distinct import distinct
 from meshplan.cost.full.layers import Priced, price_layers
 from meshplan.cost.full.memory import COMMUNICATOR_BYTES, CONTEXT_BYTES
 from meshplan.cost.full.states import states
-from meshplan.cost.full.step import part_means
+from meshplan.cost.full.step import hop_seconds, part_means, pipeline_parts
+from meshplan.plan.plans import Plans
+from meshplan.schedule.closed_form import step_time
 
-OPEN = ("dp", "optimizer", "recompute", "host", "straggler")
-"""Parts of a step that sharding, its replicas and recomputation can still change, with the pipeline as
-it is; ``straggler`` is a share of all others."""
+OPEN = ("dp", "recompute", "host")
+"""Parts of a pipeline's time that sharding, its replicas and recomputation can still change."""
 
 
 def floors(c: Context) -> tuple[Floats, Floats]:
@@ -34,11 +37,47 @@ def floors(c: Context) -> tuple[Floats, Floats]:
     return step * (1.0 + _spread(c)), np.maximum(_mean_states(c), _loss(c, priced)) + _context(c)
 
 
-def least_step(c: Context, time: Mapping[str, Floats]) -> Floats:
-    """Seconds a step takes at least with the pipeline that ``time`` was priced for, however its details
-    (``sp``, sharding, replicas, recomputation) are chosen: ``time`` must be of a plan that recomputes
-    nothing and does not gather weights every micro-batch."""
-    return np.asarray(sum(v for name, v in time.items() if name not in OPEN)) * (1.0 + _spread(c))
+def pipeline_floors(c: Context, bar: float) -> tuple[Floats, Plans]:
+    """Seconds a step takes at least with the schedule and the stages of each plan (layouts that are open are
+    cut as they are for pricing), however its sharding, replicas and recomputation are chosen; and the plans
+    with those layouts. They must recompute no modules and gather no weights every micro-batch.
+
+    Plans that take longer than ``bar`` even with stages of equal work get that bound, and no layout.
+    """
+    priced = price_layers(c)
+    step = (_balanced(c, priced) + c.stack.step_s) * (1.0 + _spread(c))
+    rows = np.flatnonzero(step <= bar)
+    if not len(rows):
+        return step, c.plans
+    near = replace(c, plans=c.plans.take(rows))
+    plans = choose_layouts(near, priced.take(rows))
+    near = replace(near, plans=plans)
+    first, of = distinct((priced.of_plan[rows], near.splits.of_plan, plans.schedule, plans.dp))
+    some = near.take(first)
+    time = pipeline_parts(some, priced.take(rows[first]), np.zeros(some.ranks.shape)).time
+    least = np.asarray(sum(value for name, value in time.items() if name not in OPEN))
+    step[rows] = (least[of] + c.stack.step_s) * (1.0 + _spread(near))
+    layout = c.plans.layout.copy()
+    layout[rows] = plans.layout
+    return step, replace(c.plans, layout=layout, layouts=plans.layouts)
+
+
+def _balanced(c: Context, priced: Priced) -> Floats:
+    """Seconds of the pipeline if every rank had the mean of the work."""
+    p, at, ends = c.plans, priced.of_plan, priced.ends
+    layers = (*c.model.layers, *c.model.mtp)
+    counts = [float(sum(layer == kind for layer in layers)) for kind in c.kinds]
+
+    def total(values: list[Floats], end: Floats) -> Floats:
+        return np.asarray((sum(n * v for n, v in zip(counts, values, strict=True)) + end)[at])
+
+    forward = total([t.forward_s for t in priced.times], ends.head_forward + ends.embedding_forward)
+    backward = total([t.backward_s for t in priced.times], ends.head_backward + ends.embedding_backward)
+    weight = np.minimum(total([t.weight for t in priced.times], ends.head_weight), backward)
+    inputs, pp, hop = backward - weight, p.pp, hop_seconds(c, priced)
+    each = forward / pp, inputs / pp, weight / pp
+    whole, _ = step_time(p.schedule, pp, p.vp, c.micro_batches, *each, forward, inputs, weight, hop)
+    return np.where(p.pp > 1, whole, c.micro_batches * (forward + backward))
 
 
 def _spread(c: Context) -> Floats:

@@ -223,19 +223,19 @@ GBS_DIVIDES = Rule(
 )
 REPLICAS_DIVIDE = Rule(
     id="replicas-divide-dp",
-    title="replicas divide dp × cp, and something is sharded",
-    columns=("cp", "dp", "sharding", "replicas"),
+    title="replicas divide dp, and something is sharded",
+    columns=("dp", "sharding", "replicas"),
     passes=lambda s, p: np.asarray(
-        (p.replicas == 1) | ((p.sharding != Sharding.DDP) & ((p.dp * p.cp) % np.maximum(p.replicas, 1) == 0))
+        (p.replicas == 1) | ((p.sharding != Sharding.DDP) & (p.dp % np.maximum(p.replicas, 1) == 0))
     ),
     words=lambda s, p: (
         f"replicas {p.replicas}: ddp shards nothing that could have copies"
         if p.sharding is Sharding.DDP
-        else f"replicas {p.replicas} does not divide dp {p.dp} × cp {p.cp} = {p.dp * p.cp}"
+        else f"replicas {p.replicas} does not divide dp {p.dp}"
     ),
     fix="replicas",
     sources=(
-        Source("any", "HSDP: dp × cp / replicas ranks shard, the replicas are copies"),
+        Source("any", "HSDP: dp / replicas ranks (with their cp) shard, the replicas are copies"),
         Source("torchtitan", _DIMS),
         Source("pytorch", "torch/distributed/fsdp, fully_shard on a two-dimensional mesh"),
         Source("accelerate", _ACCELERATE),

@@ -130,18 +130,6 @@ TITAN_ORDER = Rule(
     written=True,
     sources=(Source("torchtitan", "torchtitan/distributed/parallel_dims.py, ParallelDims.build_mesh"),),
 )
-TITAN_REPLICAS = Rule(
-    id="torchtitan-replicas",
-    title="replicas divide dp",
-    columns=("dp", "replicas"),
-    passes=lambda s, p: np.asarray(p.dp % np.maximum(p.replicas, 1) == 0),
-    words=lambda s, p: f"replicas {p.replicas} (dp_replicate) does not divide dp {p.dp}",
-    fix="replicas",
-    sources=(
-        *_both("torchtitan/distributed/parallel_dims.py, ParallelDims._validate"),
-        Source("accelerate", "src/accelerate/parallelism_config.py, ParallelismConfig.__post_init__"),
-    ),
-)
 FSDP_SHARDING = Rule(
     id="fsdp-sharding",
     title="FSDP2 shards gradients and parameters, or nothing is sharded (without cp)",
@@ -230,7 +218,7 @@ ACCELERATE_NO_EP = Rule(
     sources=(Source("accelerate", "src/accelerate/parallelism_config.py, ParallelismConfig"),),
 )
 RULES = (
-    TITAN_KV, TITAN_SEQ, TITAN_EP, TITAN_ETP, TITAN_TIED, TITAN_CP_KIND, TITAN_ORDER, TITAN_REPLICAS,
+    TITAN_KV, TITAN_SEQ, TITAN_EP, TITAN_ETP, TITAN_TIED, TITAN_CP_KIND, TITAN_ORDER,
     FSDP_SHARDING, FSDP_ZERO_BUBBLE, TITAN_RECOMPUTE, TORCH_SCHEDULES, TORCH_ROUNDS, TORCH_ENOUGH,
     ACCELERATE_NO_PP, ACCELERATE_NO_EP,
 )  # fmt: skip
