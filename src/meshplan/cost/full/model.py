@@ -12,7 +12,7 @@ from meshplan.cluster.profile import Profile, profile_of
 from meshplan.cost.costs import Costs, Floats
 from meshplan.cost.full.context import Context
 from meshplan.cost.full.cut import choose_layouts
-from meshplan.cost.full.floor import floors, least_step
+from meshplan.cost.full.floor import floors, pipeline_floors
 from meshplan.cost.full.layers import price_layers
 from meshplan.cost.full.memory import memory_limit, peak
 from meshplan.cost.full.stack import Stack, load_stack
@@ -57,9 +57,12 @@ class FullModel:
         """Lower bounds of step time and memory for all plans on the same mesh; see ``floor.floors``."""
         return floors(self._context(model, cluster, workload, plans, None))
 
-    def least_step(self, model: Model, cluster: Cluster, workload: Workload, costs: Costs) -> Floats:
-        """Lower bounds of step time for all plans with the same pipelines; see ``floor.least_step``."""
-        return least_step(self._context(model, cluster, workload, costs.plans, None), costs.time)
+    def pipeline_floors(
+        self, model: Model, cluster: Cluster, workload: Workload, plans: Plans, bar: float
+    ) -> tuple[Floats, Plans]:
+        """Lower bounds of step time for all plans with the same pipelines, and the plans with their layouts
+        chosen; see ``floor.pipeline_floors``."""
+        return pipeline_floors(self._context(model, cluster, workload, plans, None), bar)
 
     def floor(self, costs: Costs) -> Floats:
         """Seconds below which no simulation of these prices can be."""
@@ -108,7 +111,7 @@ class FullModel:
             cluster=cluster,
             workload=workload,
             plans=plans,
-            stack=self.stack,
+            stack=self.stack.for_precision(workload.precision),
             profile=self.profile or profile_of(cluster.gpu),
             gbs=gbs,
         )
