@@ -49,7 +49,7 @@ class Pipelined(Protocol):
         """Rows as simulated."""
         ...
 
-    def layers_to_fit(self, rows: Ints, simulated: Costs) -> Ints:
+    def layers_to_fit(self, rows: Ints, limit: float) -> Ints:
         """More recomputed layers, for plans that do not fit."""
         ...
 
@@ -240,7 +240,7 @@ def _simulate(model: Simulating, setting: Setting, costs: Costs, auto: bool) -> 
         over = np.flatnonzero(~found.fits)
         if not len(over):
             break
-        layers = pipes.layers_to_fit(over, found.take(over))
+        layers = pipes.layers_to_fit(over, costs.memory_limit_bytes)
         if (layers == costs.plans.recompute_layers[over]).all():
             break
         recompute = costs.plans.recompute_layers.copy()

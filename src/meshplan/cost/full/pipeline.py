@@ -117,13 +117,14 @@ class Pipelines:
 
         head, busy = before(self.forward), self.busy
         whole = np.isin(self.plans.schedule, [int(s) for s in WHOLE_BACKWARD])[:, None]
-        back = np.where(whole, before(self.backward_input + self.weight), 0.0)
         own = head + busy + self.tail
-        # Weight gradients may come later, but the last input gradient has all others before it.
+        # The last gradient goes back to the first stage. A whole backward has all work before it; of an
+        # input gradient only that is sure that it has all others before it.
         gradients = self.micro_batches[:, None] * self._on_ranks(self.forward + self.backward_input)
-        first_ends = (
-            head + np.maximum(busy + back, gradients + before(self.backward_input)) + self.tail[:, :1]
+        through = np.where(
+            whole, busy + before(self.backward_input + self.weight), gradients + before(self.backward_input)
         )
+        first_ends = head + through + self.tail[:, :1]
         return np.asarray(np.where(real, np.maximum(own, first_ends), 0.0).max(axis=1))
 
     def groups(self, rows: Ints) -> Iterator[tuple[Ints, str, int, int, bool]]:
@@ -139,9 +140,8 @@ class Pipelines:
         """The whole simulation of one plan, gradient reduction at the end of every rank included."""
         p = self.plans
         pp, vp = int(p.pp[row]), int(p.vp[row])
-        order = order_of(
-            Schedule(int(p.schedule[row])).label, ranks=pp, micro_batches=int(self.micro_batches[row]), vp=vp
-        )
+        schedule = Schedule.ONE_F_ONE_B if pp == 1 else Schedule(int(p.schedule[row]))
+        order = order_of(schedule.label, ranks=pp, micro_batches=int(self.micro_batches[row]), vp=vp)
         return simulate(
             order,
             forward=self.forward[row, : pp * vp],
@@ -165,33 +165,38 @@ class Pipelines:
         fixed = np.asarray(sum(value[row, :ranks] for value in self.memory.values()))
         return np.asarray(fixed + (1 + self.fragmentation) * alive)
 
-    def layers_to_fit(self, rows: Ints, simulated: Costs) -> Ints:
-        """Layers to recompute on every rank so that plans ``rows``, simulated as given, fit: a guess that is
-        to be simulated again. Where no number would do, the layers of the fullest rank."""
-        over = simulated.memory_bytes - simulated.memory_limit_bytes
-        gain = np.zeros((len(self), self.tail.shape[1]))
+    def layers_to_fit(self, rows: Ints, limit: float) -> Ints:
+        """Layers to recompute on every rank so that plans ``rows`` fit into ``limit`` bytes: a guess that is
+        to be simulated again, as what is recomputed needs room of its own."""
+        over = self._ranks_alive(rows, self.activations) * (1 + self.fragmentation)
+        over += np.asarray(sum(value[rows] for value in self.memory.values())) - limit
+        gain = self._ranks_alive(rows, self.saved) * (1 + self.fragmentation)
+        more = np.where((over > 0) & (gain > 0), np.ceil(over / np.maximum(gain, 1.0)), 0.0).max(axis=1)
+        return np.asarray(self.plans.recompute_layers[rows] + more, dtype=np.int64)
+
+    def _ranks_alive(self, rows: Ints, each: Floats) -> Floats:
+        """(rows, ranks): most bytes alive where a micro-batch keeps ``each`` on a stage, (plans, stages)."""
+        found = np.zeros((len(self), self.tail.shape[1]))
         for members, name, ranks, vp, _ in self.groups(rows):
-            counts = self.micro_batches[members]
+            counts, stages = self.micro_batches[members], ranks * vp
+            if stages == 1:  # whatever the schedule: one micro-batch after the other
+                found[members, 0] = each[members, 0]
+                continue
             for count in np.unique(counts).tolist():
                 same = members[counts == count]
-                gain[same, :ranks] = peak_alive(
-                    name, ranks=ranks, vp=vp, micro_batches=count, activations=self.saved[same, : ranks * vp]
+                found[same, :ranks] = peak_alive(
+                    name, ranks=ranks, vp=vp, micro_batches=count, activations=each[same, :stages]
                 )
-        least = np.where(gain[rows] > 0, gain[rows], np.inf).min(axis=1) * (1 + self.fragmentation)
-        now = self.plans.recompute_layers[rows]
-        more = np.where(np.isfinite(least), np.ceil(over / np.where(np.isfinite(least), least, 1.0)), 0.0)
-        return np.asarray(np.where(over > 0, now + np.maximum(more, 1), now), dtype=np.int64)
+        return found[rows]
 
     def simulated(self, costs: Costs, rows: Ints) -> Costs:
         """``costs`` (as priced for these pipelines) of ``rows``, with time and memory as simulated."""
         ends = np.zeros((len(self), self.tail.shape[1]))
         free = np.zeros_like(ends)
-        alive = np.zeros_like(ends)
         for members, name, ranks, vp, holds in self.groups(rows):
             stages = ranks * vp
             if stages == 1:
                 ends[members, 0] = free[members, 0] = self.busy[members, 0]
-                alive[members, 0] = self.activations[members, 0]
                 continue
             times: dict[str, Any] = {
                 kind: np.tile(getattr(self, kind)[members, :stages], (2, 1))
@@ -203,13 +208,8 @@ class Pipelines:
                 p2p=np.append(hop, 0.0 * hop), overlap_p2p=not holds,
             )  # fmt: skip
             ends[members, :ranks], free[members, :ranks] = both[: len(members)], both[len(members) :]
-            counts = self.micro_batches[members]
-            for count in np.unique(counts).tolist():
-                same = members[counts == count]
-                alive[same, :ranks] = peak_alive(
-                    name, ranks=ranks, vp=vp, micro_batches=count, activations=self.activations[same, :stages]
-                )
-        return self._costs(costs.take(rows), rows, ends[rows], free[rows], alive[rows])
+        alive = self._ranks_alive(rows, self.activations)
+        return self._costs(costs.take(rows), rows, ends[rows], free[rows], alive)
 
     def _costs(self, base: Costs, rows: Ints, ends: Floats, free: Floats, alive: Floats) -> Costs:
         """The parts of steps whose ranks end at ``ends``, and would at ``free`` were there no transfers."""
