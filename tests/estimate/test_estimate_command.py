@@ -118,7 +118,7 @@ def test_layouts_as_people_write_them(capsys):
         ("--pp 4 --layout 20,20,20,21", "--layout has 81 layers in all, and llama-3.1-70b has 80"),
         ("--pp 4 --layout 40,40", "--layout has 2 stages, and pp 4 × vp 1 is 4"),
         ("--pp 4 --layout a,b", "--layout 'a,b' is neither layers a stage"),
-        ("--replicas 3", "replicas 3 does not divide dp 64 × cp 1 = 64"),
+        ("--replicas 3", "replicas 3 does not divide dp 64; replicas 2 or 4 would"),
         (
             "--stack megatron-core-2052",
             "unknown stack 'megatron-core-2052'; did you mean 'megatron-core-2025'",
