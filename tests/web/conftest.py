@@ -19,7 +19,9 @@ class Server:
     def __init__(self, *more: str) -> None:
         self.said: list[str] = []
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "meshplan", "serve", "--port", "0", *more], stderr=subprocess.PIPE, text=True
+            [sys.executable, "-m", "meshplan", "serve", "--port", "0", *more],
+            stderr=subprocess.PIPE,
+            text=True,
         )
         assert self.process.stderr is not None
         self.url = self._address(self.process.stderr)

@@ -42,7 +42,14 @@ def test_the_page_opens_with_a_question_that_can_be_asked() -> None:
 def test_an_address_carries_everything_back() -> None:
     text = address(tp="2,4", log2_nic="0.5", plan="tp4,pp2", lang="zh", nic="400 Gb/s").query()
     pairs = dict(parse_qsl(text.lstrip("?")))
-    assert pairs == {**START, "tp": "2,4", "log2_nic": "0.5", "plan": "tp4,pp2", "lang": "zh", "nic": "400 Gb/s"}
+    assert pairs == {
+        **START,
+        "tp": "2,4",
+        "log2_nic": "0.5",
+        "plan": "tp4,pp2",
+        "lang": "zh",
+        "nic": "400 Gb/s",
+    }
 
 
 def test_what_decides_the_answer_is_its_key() -> None:
@@ -182,7 +189,9 @@ def test_what_was_not_packed_is_refused(packed: str) -> None:
 VALUES = st.one_of(
     st.text(max_size=30),
     st.integers(-5, 10**9).map(str),
-    st.sampled_from(["64", "h100-sxm", "8192", "llama-3.1-8b", "tp4,pp2", "2,4", "1f1b", "zero3", "auto", "0.5"]),
+    st.sampled_from(
+        ["64", "h100-sxm", "8192", "llama-3.1-8b", "tp4,pp2", "2,4", "1f1b", "zero3", "auto", "0.5"]
+    ),
 )
 
 

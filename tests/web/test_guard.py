@@ -43,7 +43,9 @@ def test_its_own_names(host: str) -> None:
     assert client().get("/page.css", headers={"host": host}).status_code == 200
 
 
-@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil", "", "10.0.0.1:8571"])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil", "", "10.0.0.1:8571"]
+)
 def test_names_of_others_are_refused(host: str) -> None:
     """Otherwise a page of another site could read answers after pointing its own name here."""
     answer = client().get("/plan.json", headers={"host": host})
@@ -54,7 +56,9 @@ def test_names_of_others_are_refused(host: str) -> None:
 def test_other_sites_may_not_post() -> None:
     home = client()
     assert home.post("/config", content="text=x", headers={"sec-fetch-site": "cross-site"}).status_code == 403
-    assert home.post("/config", content="text=x", headers={"sec-fetch-site": "same-origin"}).status_code == 422
+    assert (
+        home.post("/config", content="text=x", headers={"sec-fetch-site": "same-origin"}).status_code == 422
+    )
 
 
 def test_methods_and_sizes() -> None:
@@ -95,7 +99,9 @@ def test_the_token_leads_to_no_other_site() -> None:
     assert answer.headers["location"].startswith("/evil.example")
 
 
-def test_a_bug_in_one_request_is_not_the_end(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bug_in_one_request_is_not_the_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def broken(*args: object, **more: object) -> object:
         raise RuntimeError("<b>boom</b>")
 

@@ -1,4 +1,4 @@
-"""Long searches: in processes of their own, cancelled, abandoned, crashed, refused; never the server's end."""
+"""Long searches: in processes of their own, cancelled, abandoned, crashed, refused."""
 
 from __future__ import annotations
 

@@ -58,7 +58,10 @@ def keys(page: TestClient) -> list[str]:
 
 TWINS: dict[str, tuple[dict[str, str], list[str]]] = {
     "plain": ({}, []),
-    "network and node": ({"nic": "200 Gb/s", "gpus_per_node": "4"}, ["--nic", "200 Gb/s", "--gpus-per-node", "4"]),
+    "network and node": (
+        {"nic": "200 Gb/s", "gpus_per_node": "4"},
+        ["--nic", "200 Gb/s", "--gpus-per-node", "4"],
+    ),
     "some plans": ({"tp": "2,4", "mbs": "1", "top": "3"}, ["--tp", "2,4", "--mbs", "1", "--top", "3"]),
     "choices": (
         {"sharding": "zero1,zero3", "recompute": "auto,none", "order": "tp-cp-pp-dp"},
@@ -201,9 +204,11 @@ def test_why_not(page: TestClient) -> None:
     slow = verdict("tp1,pp8")
     assert slow["verdict"] == "slower"
     assert slow["slower"] > 0
-    text = page.get("/" + query(why="tp3")).text
+    text = page.get("/why-not" + query(why="tp3")).text
     assert "tp 3 does not divide 64 heads" in text
-    assert "is no part of a plan" in page.get("/" + query(why="banana")).text
+    assert page.get("/why-not" + query(why="tp3"), headers={"x-part": "1"}).text.startswith("<div")
+    assert "is no part of a plan" in page.get("/why-not" + query(why="banana")).text
+    assert 'data-part="/why-not?' in page.get("/" + query(why="banana")).text
 
 
 def test_why_not_twin_is_what_the_command_prints(
@@ -256,7 +261,9 @@ def test_a_model_named_like_a_script(page: TestClient) -> None:
 
 def dropped(page: TestClient, text: str, name: str = "", back: str | None = None) -> str:
     """Where dropping a file leads."""
-    answer = page.post("/config", data={"text": text, "file_name": name, "back": query() if back is None else back})
+    answer = page.post(
+        "/config", data={"text": text, "file_name": name, "back": query() if back is None else back}
+    )
     assert answer.status_code == 303, answer.text
     return answer.headers["location"]
 
@@ -367,7 +374,11 @@ def test_a_long_search_is_waited_for_watched_and_then_at_hand() -> None:
         text = page.get("/" + query()).text
         job = re.findall(r'data-job="([^"]+)"', text)[0]
         assert '<noscript><meta http-equiv="refresh" content="2"></noscript>' in text
-        events = [json.loads(e[6:]) for e in page.get(f"/progress?job={job}").text.split("\n") if e.startswith("data: ")]
+        events = [
+            json.loads(e[6:])
+            for e in page.get(f"/progress?job={job}").text.split("\n")
+            if e.startswith("data: ")
+        ]
         assert events[-1]["state"] == "done"
         assert "data-job" not in page.get("/" + query()).text
         assert page.get("/plan.json" + query()).json()["plans"]

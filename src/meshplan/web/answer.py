@@ -177,9 +177,13 @@ def why_form(address: Address, words: Words) -> Html:
         spellcheck="false",
         maxlength=300,
     )
-    button = h("button", words("why.ask"), type="submit", form="ask")
+    button = h("button", words("why.ask"), type="submit", form="ask", formaction="/why-not")
     asked = h("p", h("label", h("span", words("why.label")), field), " ", button)
-    return h("section", h("h2", words("why.title")), asked, id="why")
+    verdict = None
+    if "why" in address.values:
+        where = "/why-not" + address.query(pin=None)
+        verdict = h("p", h("a", words("page.load"), href=where), data_part=where)
+    return h("section", h("h2", words("why.title")), asked, verdict, id="why")
 
 
 def why_answer(answer: Data, words: Words) -> Html:

@@ -63,6 +63,11 @@ class Visit:
         preferred = self.request.headers.get("accept-language", "").strip().lower()
         return words_in(asked if asked in LANGUAGES else "zh" if preferred.startswith("zh") else "en")
 
+    @property
+    def is_part(self) -> bool:
+        """Whether the script asks for a part to put into the page."""
+        return "x-part" in self.request.headers
+
     async def form(self) -> dict[str, str]:
         """The fields of a posted form. Raises ``InputError``."""
         body = await self.request.body()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import secrets
 import socket
@@ -32,17 +33,13 @@ def serve(*, host: str, port: int, open_browser: bool, token: str | None) -> int
         app, log_level="warning", access_log=False, server_header=False, date_header=False,
         timeout_graceful_shutdown=1, limit_concurrency=400, timeout_keep_alive=30,
     )  # fmt: skip
-    print(f"meshplan is at {address} (Ctrl-C ends it)", file=sys.stderr, flush=True)
-    if not alone:
-        print("other machines that can reach this one need that token", file=sys.stderr, flush=True)
-    if open_browser:
-        threading.Timer(0.5, webbrowser.open, (address,)).start()
-    try:
+    with contextlib.suppress(KeyboardInterrupt), contextlib.closing(listening):  # Ctrl-C is the way to end it
+        print(f"meshplan is at {address} (Ctrl-C ends it)", file=sys.stderr, flush=True)
+        if not alone:
+            print("other machines that can reach this one need that token", file=sys.stderr, flush=True)
+        if open_browser:
+            threading.Timer(0.5, webbrowser.open, (address,)).start()
         uvicorn.Server(config).run(sockets=[listening])
-    except KeyboardInterrupt:  # the way to end it
-        pass
-    finally:
-        listening.close()
     return 0
 
 

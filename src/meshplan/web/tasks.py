@@ -44,7 +44,7 @@ class Task:
     @property
     def searches(self) -> int:
         """About how many times the question is searched for it."""
-        return 1 if self.kind == "plan" else 12
+        return {"plan": 1, "why": 120, "scale": 12, "studies": 12}[self.kind]
 
 
 def ranked(asked: Asked, *, advise: bool, cost_model: CostModel | None = None) -> Ranking:

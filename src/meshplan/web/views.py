@@ -122,6 +122,8 @@ async def why(desk: Desk, visit: Visit) -> Response:
     """What stands against a plan, on a page of its own."""
     words, address = visit.words, visit.address
     found = await _doubted(desk, visit)
+    if visit.is_part:
+        return HTMLResponse(answer.why_answer(found, words))
     twin = "/why-not.json" + address.query()
     parts = [h("h2", words("why.title")), answer.why_answer(found, words)]
     return HTMLResponse(
@@ -149,7 +151,7 @@ async def studies(desk: Desk, visit: Visit) -> Response:
     found, ranking = await _studied(desk, visit)
     data = await desk.thread(lambda: named_ranking(ranking, 1))
     body = answer.studies_answer(found, data, words)
-    if visit.request.headers.get("x-part"):
+    if visit.is_part:
         return HTMLResponse(body)
     twin = "/studies.json" + address.query()
     text = plain_page(words, address, [body], title=words("page.studies"), path="/studies", twin=twin)
@@ -177,15 +179,14 @@ async def _answer(desk: Desk, address: Address, words: Words) -> tuple[Html, int
         if address.moved:
             before = await desk.quickly(Task(asked=question_of(address, sliders=False)))
         base = (before, found) if isinstance(before, Ranking) else None
-        doubt, waits = await _doubt(desk, asked, address, words)
-        return await desk.thread(lambda: _whole(desk, asked, found, address, words, base, doubt)), 200, waits
+        return await desk.thread(lambda: _whole(desk, asked, found, address, words, base)), 200, False
     except InputError as error:
         return answer.error_answer(str(error), words), 422, False
 
 
 def _whole(
     desk: Desk, asked: Asked, ranking: Ranking, address: Address, words: Words,
-    base: tuple[Ranking, Ranking] | None, doubt: Html,
+    base: tuple[Ranking, Ranking] | None,
 ) -> Html:  # fmt: skip
     """Ranking, comparison, chosen plan, doubts, studies, downloads."""
     data = named_ranking(ranking, asked.top)
@@ -201,26 +202,11 @@ def _whole(
     plan = None if chosen is None else desk.chosen(asked, ranking, chosen)
     if plan is not None:
         parts.append(answer.plan_answer(plan, data, address, words))
-    parts += [answer.why_form(address, words), doubt]
+    parts.append(answer.why_form(address, words))
     if plan is not None:
         parts.append(answer.studies_box(address, words))
     parts.append(answer.downloads(plan, asked, address, words))
     return join(parts)
-
-
-async def _doubt(desk: Desk, asked: Asked, address: Address, words: Words) -> tuple[Html, bool]:
-    """What stands against the plan that somebody has in mind, if one is in the address; and whether that is
-    still being worked out."""
-    text = address.values.get("why", "")
-    if not text:
-        return Html(""), False
-    try:
-        found = await desk.quickly(Task(asked=asked, kind="why", detail=text))
-        if isinstance(found, Job):
-            return _waiting(found, asked, address, words), True
-        return answer.why_answer(found, words), False
-    except InputError as error:
-        return answer.error_answer(str(error), words), False
 
 
 def _waiting(job: Job, asked: Asked, address: Address, words: Words) -> Html:

@@ -66,6 +66,19 @@
       if (box) box.open = true;
     }
     watch();
+    for (const box of answer.querySelectorAll("[data-part]")) load(box, box.dataset.part);
+  }
+
+  // Fetch a part of the page that takes longer than the rest.
+  async function load(box, where) {
+    box.setAttribute("aria-busy", "true");
+    const reply = await fetch(where, { headers: { "X-Part": "1" } });
+    const html = await reply.text();
+    const part = document.createElement("div");
+    part.innerHTML = reply.ok ? html : sentence(html);
+    box.replaceWith(part);
+    const told = part.querySelector("[role=status], [role=alert]");
+    if (told) say(told.textContent);
   }
 
   function watch() {
@@ -150,18 +163,13 @@
     }
   });
 
-  document.addEventListener("toggle", async (event) => {
+  document.addEventListener("toggle", (event) => {
     const box = event.target;
     if (!box.id || box.tagName !== "DETAILS") return;
     if (box.open) opened.add(box.id); else opened.delete(box.id);
     if (!box.open || !box.dataset.load || box.dataset.loaded) return;
     box.dataset.loaded = "yes";
-    const reply = await fetch(box.dataset.load, { headers: { "X-Part": "1" } });
-    const part = document.createElement("div");
-    const html = await reply.text();
-    part.innerHTML = reply.ok ? html : sentence(html);
-    while (box.children.length > 1) box.lastElementChild.remove();
-    box.append(part);
+    load(box.lastElementChild, box.dataset.load);
   }, true);
 
   const drop = document.getElementById("drop");
@@ -186,6 +194,7 @@
     use(event.dataTransfer.files[0]);
   });
 
+  for (const box of answer.querySelectorAll("[data-part]")) load(box, box.dataset.part);
   window.addEventListener("popstate", () => {
     if (location.search !== shown) location.reload(); // not for the skip link, which only moves the focus
   });
