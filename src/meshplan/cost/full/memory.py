@@ -216,7 +216,8 @@ def _states(c: Context) -> dict[str, Floats]:
     copies = np.where(p.schedule == Schedule.DUALPIPE, 2.0, 1.0)[:, None]
     dense, experts = c.dense_parameters * copies, c.expert_parameters * copies
     st = states(dense, experts, sharded_over, p.edp[:, None], p.sharding[:, None], c.stack)
-    whole = (2.0 + c.stack.grad_bytes) * (dense + experts)
+    # Whole gradients of every unit stand until the last micro-batch scatters them, one after the other.
+    whole = (2.0 + c.stack.grad_bytes) * (dense + experts) - st.gradients
     groups = np.zeros(len(p))
     for size in (p.tp, p.cp, p.dp, p.pp, p.ep, p.edp):
         groups = groups + (size > 1)

@@ -39,7 +39,7 @@ def states(
     sharded = dense / dense_shards + experts / expert_shards
     if stack.family == "torch":
         # The fp32 shard is weight and master in one; the bf16 copy is whole unless resharded.
-        weights = np.where(z3, 0.0, np.where(z1, 2.0, 0.0) * whole)
+        weights = np.where(z3, 0.0, 2.0 * whole)
         gradients = np.where(z2, sharded, whole) * stack.grad_bytes
         optimizer = np.where(z1, sharded, whole) * stack.optimizer_bytes
         return States(weights=weights, gradients=gradients, optimizer=optimizer)
