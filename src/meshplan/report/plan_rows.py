@@ -81,6 +81,7 @@ def fidelity_data(ranking: Ranking) -> dict[str, Any]:
         "sure": found.sure,
         "left_open": found.left_open,
         "unfit": found.unfit,
+        "margin": found.margin,
         "estimate_error": {"median": found.median_error, "largest": found.largest_error},
     }
 

@@ -138,7 +138,8 @@ def _simulated(ranking: Ranking) -> str:
     if found.left_open:
         certain += f" ({found.left_open:,} left open)"
     off = f"closed form off by {found.median_error:.1%} in the median, {found.largest_error:.1%} at most"
-    return f"{words}: {certain}; {off}"
+    rest = "" if found.margin is None else f"; plans not kept are {found.margin:.1%} or more slower in it"
+    return f"{words}: {certain}; {off}{rest}"
 
 
 def _best(ranking: Ranking, screen: Screen) -> list[str]:

@@ -8,7 +8,7 @@ their bounds, until the first plans found are faster than every bound that is le
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -87,6 +87,9 @@ class Simulated:
     largest_error: float
     unfit: int
     """Plans that fitted in closed form and do not as simulated."""
+    margin: float | None = None
+    """Where the search kept only its best plans: by which share the last one kept is slower in closed form
+    than the last of those that are certain is as simulated; plans not kept are slower still."""
 
 
 def can_simulate(cost_model: CostModel) -> bool:
@@ -123,14 +126,17 @@ def refine(
     sure: int = SURE,
     auto: bool = False,
     objective: Objective = "step",
+    complete: bool = True,
 ) -> tuple[Costs, Simulated]:
     """``costs`` (fitting plans, best first) with the best plans simulated and in their new order.
 
     Simulated are at least as many as it takes to be certain of the first ``sure``, unless ``MOST_SIMULATED``
     is reached; with an objective other than step time, the first ones. Plans that as simulated do not fit
-    are left out.
+    are left out. ``auto``: recompute more layers where that lets a plan fit. ``complete``: ``costs`` are all
+    plans that fit, not only the best.
     """
-    return _Refining(simulating(cost_model), setting, costs, sure, auto, objective).done()
+    costs, found = _Refining(simulating(cost_model), setting, costs, sure, auto, objective).done()
+    return costs, found if complete else replace(found, margin=_margin(costs, found))
 
 
 class _Refining:
@@ -229,6 +235,13 @@ class _Refining:
             largest_error=float(np.abs(off).max()) if len(off) else 0.0,
             unfit=unfit,
         )
+
+
+def _margin(costs: Costs, found: Simulated) -> float:
+    """By how much the slowest plan in closed form is slower than the last certain one."""
+    rest = costs.step_s[~found.rows]
+    certain = costs.step_s[found.rows][: max(found.sure, 1)]
+    return float(rest.max() / certain[-1] - 1) if len(rest) and len(certain) else 0.0
 
 
 def _simulate(model: Simulating, setting: Setting, costs: Costs, auto: bool) -> Costs:

@@ -80,7 +80,10 @@ def search(
     costs, simulated = pool.ranked(), None
     if fidelity == "simulate":
         auto = all(layers == AUTO_LAYERS for layers, _ in space.recompute)
-        costs, simulated = refine(cost_model, setting, costs, sure=sure, auto=auto, objective=objective)
+        complete = len(costs.step_s) == pool.feasible and not skipped.get("slow")
+        costs, simulated = refine(
+            cost_model, setting, costs, sure=sure, auto=auto, objective=objective, complete=complete
+        )
     simpler = _simplest_first(costs, objective, band, cluster)
     if simulated is not None:
         simulated = replace(simulated, rows=simulated.rows[simpler])
