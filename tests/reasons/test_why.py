@@ -13,9 +13,12 @@ from meshplan.cluster.presets import cluster_of
 from meshplan.cost.models import cost_model_named
 from meshplan.cost.scenarios import SCENARIOS
 from meshplan.model.load import load_model
+from meshplan.plan.kinds import Schedule
+from meshplan.plan.plans import Plan
 from meshplan.plan.rules import HANDBOOK_RULES
 from meshplan.plan.space import Space
 from meshplan.plan.workload import Workload
+from meshplan.report.part_words import MEANING, MEMORY_MEANING, reason
 from meshplan.search.reasons import Case, answer, asked_again
 from meshplan.search.reasons_compare import MEMORY, RESOURCES, compare, sensitivities
 from meshplan.search.reasons_flip import flips
@@ -218,3 +221,41 @@ def test_a_plan_that_does_not_fit_is_said_to(capsys: pytest.CaptureFixture[str])
 def test_plans_that_cannot_be(capsys: pytest.CaptureFixture[str], flags: list[str], expected: str) -> None:
     assert main(["why", *RUN, *flags]) == 2
     assert expected in capsys.readouterr().err
+
+
+# ── the words ────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("part", "plan", "expected"),
+    [
+        ("bubble", Plan(tp=4, pp=4, dp=4), "(pp − 1) / micro-batches = 3/128 = 2.3%"),
+        (
+            "bubble",
+            Plan(tp=4, pp=4, dp=4, vp=5, schedule=Schedule.INTERLEAVED),
+            "(pp − 1) / (vp · micro-batches) = 3/640 = 0.5%",
+        ),
+        ("tp", Plan(tp=8, dp=8), "tp 8: 128.0 MiB a block, 7/8 of it over links"),  # 2 · 8192 · 8192 bytes
+        ("tp", Plan(dp=64), "tp 1: nothing to exchange"),
+        ("recompute", Plan(tp=4, pp=2, dp=8, recompute_layers=15), "15 of 40 layers a stage"),
+        ("recompute", Plan(pp=3, layout=(27, 27, 26), recompute_layers=3), "3 of 26 to 27 layers a stage"),
+        ("dp", Plan(tp=8, pp=2, dp=4), "4 ranks (dp · cp), 4.41 B parameters each"),  # 70.55 / 16
+        ("cp", Plan(tp=4, cp=4, dp=4), "cp 4, ring: 3 hops, 2,048 tokens each"),
+    ],
+)
+def test_the_numbers_that_decide_a_part(part: str, plan: Plan, expected: str) -> None:
+    case = full()
+    assert reason(part, plan, case.setting) == expected
+
+
+def test_layers_of_v_shaped_stages() -> None:
+    """Rank r of two holds stages r and 3 - r: 1 + 4 and 2 + 3 layers."""
+    plan = Plan(pp=2, vp=2, schedule=Schedule.ZB_V, layout=(1, 2, 3, 4), recompute_layers=1)
+    assert reason("recompute", plan, full().setting) == "1 of 5 layers a stage"
+
+
+def test_every_part_of_both_models_has_a_meaning() -> None:
+    for case in (textbook(), full(), full("qwen3-30b-a3b", gbs=64)):
+        costs = case.search(keep=1).costs
+        assert set(costs.time) <= set(MEANING)
+        assert set(costs.memory) <= set(MEMORY_MEANING)

@@ -9,9 +9,9 @@ from typing import Any
 from meshplan.cli.flags import ClusterFlags, SpaceFlags, WorkloadFlags, given
 from meshplan.cli.job import Job, load_job
 from meshplan.cli.options import read_count
+from meshplan.cli.progress import progress
 from meshplan.cli.question import question
 from meshplan.cli.run_flags import RunFlags, power_of, price_of, read_tokens, reliability_of
-from meshplan.cli.scale import progress
 from meshplan.cli.wishes import case_of, wish_of
 from meshplan.errors import InputError, nearest, shown
 from meshplan.goodput.phases import Phase, plan_phases

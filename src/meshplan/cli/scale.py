@@ -1,10 +1,7 @@
 """``meshplan scale``: the best plan as the GPUs grow."""
 
 import json
-import os
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated
 
@@ -14,6 +11,7 @@ from cyclopts import Parameter
 from meshplan.cli.flags import ClusterFlags, SpaceFlags, WorkloadFlags
 from meshplan.cli.help import HelpFormatter
 from meshplan.cli.options import Json, option, read_count
+from meshplan.cli.progress import progress
 from meshplan.cli.wishes import CostModelName, StackName, asked_case
 from meshplan.errors import InputError, shown
 from meshplan.report.scale_view import scale_data, scale_text
@@ -25,8 +23,6 @@ app = cyclopts.App(name="scale", help_formatter=HelpFormatter())
 
 NO_PLAN = 1
 MOST_POINTS = 40
-QUIET_S = 1.0
-"""Searches that take longer say on standard error what they are doing."""
 
 
 def read_counts(text: str, what: str) -> tuple[int, ...]:
@@ -115,15 +111,3 @@ def scale(
     else:
         sys.stdout.write(scale_text(case, found, Screen.of()))
     return 0 if any(point.costs is not None for point in found.points) else NO_PLAN
-
-
-def progress() -> Callable[[str], None]:
-    """Says on standard error what is searched, from ``QUIET_S`` on; silent with ``MESHPLAN_NO_PROGRESS``."""
-    start = time.monotonic()
-    silent = bool(os.environ.get("MESHPLAN_NO_PROGRESS"))
-
-    def told(text: str) -> None:
-        if not silent and time.monotonic() - start > QUIET_S:
-            print(f"searching: {text}", file=sys.stderr, flush=True)
-
-    return told

@@ -10,6 +10,7 @@ from cyclopts import Parameter
 from meshplan.cli.flags import ClusterFlags, SpaceFlags, WorkloadFlags
 from meshplan.cli.help import HelpFormatter
 from meshplan.cli.options import Json
+from meshplan.cli.progress import progress
 from meshplan.cli.wishes import CostModelName, PlanText, StackName, asked_case, tie_share, wish_of
 from meshplan.cost.costs import Costs
 from meshplan.errors import InputError
@@ -60,10 +61,14 @@ def why(
     """
     case = asked_case(model, cluster, workload, space, cost_model=cost_model, stack=stack, download=download)
     keep_freed_memory()
+    told = progress()
+    told("looking for the plans")
     a, b, names = _two(case, plan, vs)
     found = compare(a, b)
+    told("what the better one waits for, and what would turn their order round")
     slopes = sensitivities(case, a.plans[0])
     turning = flips(case, asked_again(a.plans[0], case.space), asked_again(b.plans[0], case.space))
+    told("how far off the model usually is")
     tie = tie_share(case)
     if json_:
         print(json.dumps(why_data(case, found, names, slopes, turning, tie), indent=2, allow_nan=False))

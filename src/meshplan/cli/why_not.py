@@ -11,6 +11,7 @@ from cyclopts import Parameter
 from meshplan.cli.flags import ClusterFlags, SpaceFlags, WorkloadFlags
 from meshplan.cli.help import HelpFormatter
 from meshplan.cli.options import Json
+from meshplan.cli.progress import progress
 from meshplan.cli.wishes import (
     CostModelName,
     PlanText,
@@ -74,9 +75,11 @@ def why_not(
         stack=stack,
         download=download,
     )
-    case = replace(case, space=open_space(case.space))
+    case = replace(case, space=open_space(case.space, case.model))
     keep_freed_memory()
+    told = progress()
     found = judge(case, wish)
+    told("how far off the model usually is")
     tie = tie_share(case)
     if json_:
         print(json.dumps(why_not_data(case, found, tie), indent=2, allow_nan=False))

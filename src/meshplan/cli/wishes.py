@@ -1,6 +1,5 @@
 """Plans that somebody has in mind, and the question around them, as several commands read them."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -12,6 +11,7 @@ from meshplan.cost.full.model import FullModel
 from meshplan.cost.full.stack import load_stack
 from meshplan.cost.models import COST_MODELS, DEFAULT
 from meshplan.errors import InputError
+from meshplan.model.model import Model
 from meshplan.plan.space import Space
 from meshplan.report.band import error_band
 from meshplan.report.plan_key import read_plan
@@ -99,15 +99,12 @@ def wish_of_flags(flags: SpaceFlags) -> dict[str, Any]:
     return found
 
 
-def open_space(space: Space) -> Space:
-    """The whole space with the order of ``space``."""
-    return replace(Space(), order=space.order)
+def open_space(space: Space, model: Model) -> Space:
+    """The whole space of the same size, framework and order: what a job file fixes is open again."""
+    return Space.of(space.size, model, space.framework, order=space.order)
 
 
 def tie_share(case: Case) -> float | None:
     """By how much the cost model is usually off for such models; ``None`` where that is not known."""
     band = error_band(case.cost_model.name, case.model)
     return None if band is None else band.share
-
-
-Told = Callable[[str], None]

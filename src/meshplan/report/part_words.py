@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from meshplan.model.counts import model_parameters
+from meshplan.model.counts import layer_parameters, model_parameters
 from meshplan.plan.kinds import Recompute, Schedule, Sharding
 from meshplan.plan.plans import ALL_LAYERS, Plan
 from meshplan.plan.rules import Setting
+from meshplan.search.reasons import V_SHAPED
 from meshplan.units import format_bytes, format_count
 
 MEANING: Mapping[str, str] = {
@@ -113,30 +114,55 @@ def _pp(plan: Plan, setting: Setting) -> str:
 def _imbalance(plan: Plan, setting: Setting) -> str:
     if plan.pp == 1:
         return "pp 1: one stage"
+    return f"pp {plan.pp}: {_held(plan, setting)} layers a stage, and the last one has the LM head"
+
+
+def _held(plan: Plan, setting: Setting) -> str:
+    """Layers that the pipeline's ranks hold: ``4``, or ``3 to 5``."""
     layers = len(setting.model.layers)
-    held = f"{layers / plan.pp:g}" if layers % plan.pp == 0 else f"{layers // plan.pp} or more"
-    return f"pp {plan.pp}: {held} layers a stage, and the last one has the LM head"
+    if plan.layout is None:
+        low, high = layers // plan.pp, -(-layers // plan.pp)
+    else:  # stages are dealt to the ranks round after round, or back and forth
+        stages = [plan.layout[i : i + plan.pp] for i in range(0, len(plan.layout), plan.pp)]
+        back = plan.schedule in V_SHAPED
+        turns = [s[::-1] if back and i % 2 else s for i, s in enumerate(stages)]
+        held = [sum(rank) for rank in zip(*turns, strict=True)]
+        low, high = min(held), max(held)
+    return f"{low}" if low == high else f"{low} to {high}"
+
+
+def _experts(setting: Setting) -> float:
+    """Parameters of all routed experts."""
+    model = setting.model
+    return float(sum(layer_parameters(layer, model.hidden).experts for layer in model.layers))
 
 
 def _dp(plan: Plan, setting: Setting) -> str:
-    ranks = plan.dp * plan.cp
-    held = model_parameters(setting.model).total / (plan.tp * plan.pp)
+    ranks, experts = plan.dp * plan.cp, _experts(setting)
+    dense = (model_parameters(setting.model).total - experts) / (plan.tp * plan.pp)
     if ranks == 1:
         return "dp · cp = 1: nothing to reduce"
-    return f"{ranks} ranks (dp · cp), {format_count(held)} parameters each"
+    text = f"{ranks} ranks (dp · cp), {format_count(dense)} parameters each"
+    if experts:
+        held = format_count(experts / (plan.ep * plan.etp * plan.pp))
+        text += f", and {held} of experts over {plan.edp} ranks"
+    return text
 
 
 def _recompute(plan: Plan, setting: Setting) -> str:
-    stage = len(setting.model.layers) / plan.pp
     if plan.recompute_layers >= ALL_LAYERS:
         return "every layer"
-    words = f"{plan.recompute_layers} of {stage:g} layers a stage" if plan.recompute_layers else ""
+    stage = _held(plan, setting)
+    words = f"{plan.recompute_layers} of {stage} layers a stage" if plan.recompute_layers else ""
     names = [m.name.lower().replace("_", "-") for m in Recompute if m & plan.recompute_modules and m.name]
     return " + ".join([*([words] if words else []), *names]) or "nothing is recomputed"
 
 
 def _matmul(plan: Plan, setting: Setting) -> str:
-    return f"{_tokens(plan, setting):,.0f} tokens at a time, weights cut {plan.tp} ways"
+    text = f"{_tokens(plan, setting):,.0f} tokens at a time, weights cut {plan.tp} ways"
+    if _experts(setting):
+        text += f", experts spread over {plan.ep} rank{'s' if plan.ep > 1 else ''}"
+    return text
 
 
 def _states(plan: Plan, setting: Setting) -> str:
@@ -155,10 +181,9 @@ def _optimizer(plan: Plan, setting: Setting) -> str:
 
 def _activations(plan: Plan, setting: Setting) -> str:
     alive = min(plan.pp, micro_batches(plan, setting))
-    layers = len(setting.model.layers) / plan.pp
     kept = f", {_recompute(plan, setting)} recomputed" if plan.recompute_layers else ""
     return (
-        f"{layers:g} layers × {alive} micro-batch{'es' if alive > 1 else ''} in flight,"
+        f"{_held(plan, setting)} layers × {alive} micro-batch{'es' if alive > 1 else ''} in flight,"
         f" {_tokens(plan, setting):,.0f} tokens cut {plan.tp} ways{kept}"
     )
 
