@@ -180,6 +180,32 @@ def test_a_script_inside_a_string() -> None:
     assert read(text).setting.workload.seq == 4096
 
 
+BRIDGE = (
+    "run_recipe.py --recipe llama31_8b_pretrain_config train.global_batch_size=128 dataset.seq_length=8192"
+    " train.micro_batch_size=1 model.tensor_model_parallel_size=$TP model.pipeline_model_parallel_size=$PP"
+)
+
+
+def test_loops_over_literal_lists() -> None:
+    """As the recipes of Megatron-Bridge are tried: the first of the list is read."""
+    text = (
+        'CONFIGS=("4,2" "8,1")\nfor config in "${CONFIGS[@]}"; do\n'
+        f"  IFS=',' read -r TP PP <<< \"$config\"\n  srun uv run python {BRIDGE}\ndone\n"
+    )
+    reading = read(text)
+    assert (reading.plan.tp, reading.plan.pp) == (4, 2)
+    assert any("loop" in note for note in reading.notes)
+    lost = "while read -r TP PP; do\n  python " + BRIDGE + "\ndone < configs.txt\n"
+    assert "is $TP, which has no value" in complaint(lost)
+    assert "is $PP, which has no value" in complaint(f"TP=2\npython {BRIDGE}\n")
+
+
+def test_overrides_said_twice() -> None:
+    text = "TP=2\nPP=1\npython " + BRIDGE
+    assert read(f"{text} train.micro_batch_size=1").plan.mbs == 1
+    assert "given twice (1 and 2)" in complaint(f"{text} train.micro_batch_size=2")
+
+
 def test_virtual_stages_and_ends() -> None:
     base = (
         "pretrain_gpt.py --num-layers 126 --hidden-size 16384 --num-attention-heads 128 --seq-length 8192"
@@ -402,7 +428,7 @@ def test_a_launch_script_and_its_configuration_beside_it() -> None:
             " ParallelismConfig(tensor_parallel_degree=f())\n",
             "not a plain value",
         ),
-        ("from torchtitan.config import ParallelismConfig as P\nimport x\n", "which model"),
+        ("from torchtitan.config import ParallelismConfig as P\nimport x\n", "sets nothing"),
         ("echo 'never closed\npretrain_gpt.py", "never closed"),
         ('pretrain_gpt.py "${ARGS[@]"', "never closed"),
         ("[parallelism]\ntensor_parallel_degree = ", "not complete TOML"),

@@ -13,6 +13,7 @@ from meshplan.errors import InputError, shown
 from meshplan.export.bridge import PRECISIONS, preset_of_recipe
 from meshplan.export.found import Found, Settings
 from meshplan.export.read_megatron import read_megatron
+from meshplan.export.shell_values import Word
 from meshplan.export.trees import literal_of, path_of
 from meshplan.model.layers import Moe
 from meshplan.model.load import load_model
@@ -79,29 +80,33 @@ _OTHER = (
 )  # fmt: skip
 
 
-def override_words(words: Sequence[str]) -> dict[str, Any]:
-    """``path.to.field=value`` words and the short options of run_recipe.py as fields."""
+def override_words(words: Sequence[Word]) -> Settings:
+    """``path.to.field=value`` words and the short options of run_recipe.py as fields.
+
+    Raises ``InputError`` for a field with two values; the same value twice is what it is.
+    """
     values: dict[str, Any] = {}
+    missing: dict[str, tuple[str, ...]] = {}
     for i, word in enumerate(words):
-        if word in _SHORT and i + 1 < len(words):
-            name, value = _SHORT[word], words[i + 1]
-        elif word.startswith("--") and word[2:] in ("recipe", "model_recipe_name") and i + 1 < len(words):
-            name, value = "recipe", words[i + 1]
-        elif (
-            "=" in word
-            and not word.startswith("-")
-            and word.partition("=")[0].replace(".", "").isidentifier()
-        ):
-            name, _, value = word.lstrip("+~").partition("=")
+        text, after = word.text, words[i + 1] if i + 1 < len(words) else None
+        name, sep, value = text.lstrip("+~").partition("=")
+        if after is not None and text in _SHORT:
+            name, value, unknown = _SHORT[text], after.text, after.missing
+        elif after is not None and text in ("--recipe", "--model_recipe_name"):
+            name, value, unknown = "recipe", after.text, after.missing
+        elif sep and not text.startswith("-") and name.replace(".", "").isidentifier():
+            unknown = word.missing
         else:
             continue
-        if name in values and name != "recipe":
+        if name != "recipe" and (values.get(name, value), missing.get(name, unknown)) != (value, unknown):
             raise InputError(f"{name} is given twice ({values[name]} and {value}); keep one")
         values[name] = value
-    return values
+        if unknown:
+            missing[name] = unknown
+    return Settings(values, missing)
 
 
-def recipe_fields(tree: ast.Module) -> dict[str, Any]:
+def recipe_fields(tree: ast.Module) -> Settings:
     """Assignments ``cfg.a.b = value`` of a recipe module, and the library's recipe it starts from.
 
     Raises ``InputError`` where the module holds several recipes.
@@ -125,7 +130,9 @@ def recipe_fields(tree: ast.Module) -> dict[str, Any]:
         elif isinstance(node, ast.Call) and (called := path_of(node.func)) and called[-1].endswith("_config"):
             values.setdefault("recipe", called[-1])
     values.pop("", None)
-    return values
+    if "recipe" not in values and not any(path.rpartition(".")[2] in BRIDGE_FIELDS for path in values):
+        raise InputError("it is a Python file of Megatron-Bridge or NeMo that sets nothing of a run")
+    return Settings(values)
 
 
 def _sets_parallelism(function: ast.FunctionDef) -> bool:
@@ -135,9 +142,15 @@ def _sets_parallelism(function: ast.FunctionDef) -> bool:
     )
 
 
-def read_bridge(values: Mapping[str, Any], what: str, environment: dict[str, str]) -> Found:
+def read_bridge(fields: Settings, what: str, environment: dict[str, str]) -> Found:
     """What these fields say, in the meaning of the Megatron flags of the same name."""
+    values = fields.values
     flags = _flags(values)
+    missing = {
+        flag: names
+        for path, names in fields.missing.items()
+        if (flag := BRIDGE_FIELDS.get(path.rpartition(".")[2])) is not None
+    }
     own_optimizer = any(path.endswith("use_distributed_optimizer") for path in values)
     if not own_optimizer:
         flags["--use-distributed-optimizer"] = True  # the recipes' own setting
@@ -146,7 +159,7 @@ def read_bridge(values: Mapping[str, Any], what: str, environment: dict[str, str
     known = None if "--num-layers" in flags else load_model(preset) if preset else None
     if known is not None:
         flags |= _sizes(known)
-    found = read_megatron(Settings(flags), what, environment)
+    found = read_megatron(Settings(flags, missing), what, environment)
     found.kind = "megatron-bridge"
     if known is not None:
         found.model, found.model_name = known, preset

@@ -100,8 +100,9 @@ def _of_command(
     _refuse_program(words)
     if "torchtitan.train" in words or any(word.startswith("--parallelism.") for word in words):
         return _titan_command(command, words, sibling, what)
-    fields = override_words(words)
-    if any(_PARALLEL_FIELD.search(name) for name in fields) or ("recipe" in fields and len(fields) > 1):
+    fields = override_words(command)
+    names = fields.values
+    if any(_PARALLEL_FIELD.search(name) for name in names) or ("recipe" in names and len(names) > 1):
         return read_bridge(fields, f"{what} of Megatron-Bridge or NeMo", environment)
     if sum(any(word == flag or word.startswith(flag + "=") for word in words) for flag in OWN) >= 2:
         options, _ = options_of(_after_program(command))
@@ -175,8 +176,11 @@ def _of_sibling(name: str, sibling: Sibling) -> Found | None:
 
 def _with_config(command: Sequence[Word], words: list[str], sibling: Sibling, what: str) -> Found | None:
     """A script around a configuration file of DeepSpeed or accelerate."""
+    flags = ("--deepspeed_config", "--deepspeed", "--config_file")
+    if not any(word.partition("=")[0] in flags for word in words):
+        return None
     options, _ = options_of(command)
-    for flag in ("--deepspeed_config", "--deepspeed", "--config_file"):
+    for flag in flags:
         name = options.values.get(flag)
         if not isinstance(name, str) or not name.endswith((".json", ".yaml", ".yml")):
             continue

@@ -82,6 +82,8 @@ class _Reader:
         self.text = text.replace("\r\n", "\n")
         self.stack: list[_Branch] = []
         self.at = 0
+        self.here: list[_Piece] | None = None
+        """What stood after the last ``<<<``."""
         self.script = Script()
         self.words = 0
 
@@ -175,12 +177,15 @@ class _Reader:
         if found and not self.text.startswith("<<<", self.at):
             self.at = found.end()
             return "<<" + found[2]
+        text, start = self.text, self.at
         while self.at < len(self.text) and self.text[self.at] in "<>&":
             self.at += 1
         while self.at < len(self.text) and self.text[self.at] in " \t":
             self.at += 1
         if self.at < len(self.text) and self.text[self.at] not in "\n;|&()":
-            self._word()  # the file, which is of no interest
+            pieces = self._word()  # the file, which is of no interest
+            if text.startswith("<<<", start):
+                self.here = pieces
         return self._token()
 
     def _heredoc(self, end: str) -> Iterator[list[Word]]:
@@ -305,6 +310,7 @@ class _Reader:
 
     def _finish(self, command: list[list[_Piece]], separator: str = "") -> list[Word]:
         """Carry out assignments; the expanded words of what else there is."""
+        here, self.here = self.here, None
         while command and (keyword := _plain(command[0])) in _KEYWORDS:
             command = self._branch(keyword, command[1:])
         if self.stack and self.stack[-1].kind == "case" and self.stack[-1].pattern:
@@ -329,6 +335,9 @@ class _Reader:
                 self.script.exported.add(name[1])
             while setter and rest and not _ASSIGN.match(rest[0][0][0]):
                 rest = rest[1:]
+        if rest and _plain(rest[0]) == "read":
+            self._read(rest[1:], here)
+            return []
         return [] if setter else [word for pieces in rest for word in self.expand(pieces)]
 
     def _branch(self, keyword: str, rest: list[list[_Piece]]) -> list[list[_Piece]]:
@@ -356,6 +365,10 @@ class _Reader:
                 return rest
             case "for" | "while" | "until":
                 self.script.branches = True
+                if keyword == "for" and len(rest) > 2 and not any(branch.skip for branch in self.stack):
+                    words = [word for pieces in rest[2:] for word in self.expand(pieces)]
+                    name = _plain(rest[0])
+                    self.script.variables[name] = words[:1] or [unknown("$" + name)]
                 return []
         return rest
 
@@ -371,6 +384,15 @@ class _Reader:
         top.skip = verdict is False
         top.taken |= not top.skip
         return []
+
+    def _read(self, words: list[list[_Piece]], here: list[_Piece] | None) -> None:
+        """The variables of ``read``, from a here-string where there is one."""
+        names = [name for pieces in words if re.fullmatch(_NAME, name := _plain(pieces))]
+        breaks = self.script.variables.pop("IFS", [Word("")])[0].text or r"\s"
+        text = self.expand(here, split=False)[0].raw.strip() if here else ""
+        parts = re.split(f"[{breaks}]" if breaks == r"\s" else f"[{re.escape(breaks)}]", text) if text else []
+        for i, name in enumerate(names):
+            self.script.variables[name] = [Word(parts[i]) if i < len(parts) else unknown("$" + name)]
 
     def _pattern(self, command: list[list[_Piece]], *, more: bool) -> list[list[_Piece]]:
         """One arm of a case: run it if its pattern is the subject, or the first where that is not known."""

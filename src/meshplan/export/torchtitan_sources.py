@@ -72,6 +72,8 @@ def titan_module(tree: ast.Module) -> Settings:
                 values[f"{path[-2]}.{path[-1]}"] = literal_of(node.value, path[-1])
         elif isinstance(node, ast.keyword) and node.arg == "activation_checkpoint":
             values["checkpointing"] = _policy(node.value)
+    if not any(name in ("flavor", "llama") or "." in name for name in values):
+        raise InputError("it is a Python file of torchtitan that sets nothing of a run")
     return Settings(values)
 
 
