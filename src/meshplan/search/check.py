@@ -69,13 +69,13 @@ def check_plan(
     rules, warnings = rules_of(framework), warnings_of(framework)
     wrong = broken(setting, plan, rules, order=order)
     unwise = broken(setting, plan, warnings, order=order)
-    findings = [Finding(rule=rule, sentence=rule.explain(setting, plan)) for rule in wrong]
+    findings = [Finding(rule=rule, sentence=rule.explain(setting, plan, order)) for rule in wrong]
     for rule in unwise:
         kept = (*rules, *(w for w in warnings if w not in unwise), rule)
         near: tuple[Repair, ...] = ()
         if not wrong:
             near = repairs(setting, plan, kept, order=order, touching=rule.columns, most=1)
-        findings.append(Finding(rule=rule, sentence=rule.explain(setting, plan), repairs=near))
+        findings.append(Finding(rule=rule, sentence=rule.explain(setting, plan, order), repairs=near))
     return Check(
         setting=setting,
         plan=plan,

@@ -14,7 +14,7 @@ from meshplan.errors import InputError
 from meshplan.model.layers import Moe
 from meshplan.plan.divisors import divisors
 from meshplan.plan.kinds import CpKind, Schedule, Sharding
-from meshplan.plan.plans import Plan, Plans
+from meshplan.plan.plans import DEFAULT_ORDER, Plan, Plans
 from meshplan.plan.rules import Rule, Setting, broken
 from meshplan.schedule.layout_string import even_split
 
@@ -63,7 +63,7 @@ def repairs(
     plan: Plan,
     rules: Sequence[Rule],
     *,
-    order: tuple[str, ...] | None = None,
+    order: tuple[str, ...] = DEFAULT_ORDER,
     touching: Sequence[str] = (),
     most: int = 3,
 ) -> tuple[Repair, ...]:
@@ -95,9 +95,7 @@ def repairs(
 
 
 class _Repairs:
-    def __init__(
-        self, setting: Setting, plan: Plan, rules: Sequence[Rule], order: tuple[str, ...] | None
-    ) -> None:
+    def __init__(self, setting: Setting, plan: Plan, rules: Sequence[Rule], order: tuple[str, ...]) -> None:
         self.setting, self.plan, self.rules, self.order = setting, plan, rules, order
         self.values = _values(setting, plan)
 
@@ -128,7 +126,7 @@ class _Repairs:
 
     def _valid(self, setting: Setting, plans: list[Plan]) -> Iterator[int]:
         rows = np.arange(len(plans))
-        table = Plans.of(*plans) if self.order is None else Plans.of(*plans, order=self.order)
+        table = Plans.of(*plans, order=self.order)
         for rule in self.rules:
             good = rule.passes(setting, table)
             rows, table = rows[good], table.take(good)

@@ -78,8 +78,8 @@ EP_IN_DOMAIN = Rule(
     columns=("tp", "cp", "dp", "ep", "etp"),
     passes=lambda s, p: np.asarray((p.ep == 1) | (_expert_span(p) <= s.cluster.gpus_per_node)),
     words=lambda s, p: (
-        f"ep {p.ep} spans {int(_expert_span(Plans.of(p))[0])} ranks, beyond the scale-up domain of"
-        f" {s.cluster.gpus_per_node} GPUs: its all-to-alls cross the network"
+        f"ep {p.ep} × etp {p.etp} reaches beyond the scale-up domain of {s.cluster.gpus_per_node} GPUs:"
+        " its all-to-alls cross the network"
     ),
     fix="ep",
     severity="warning",

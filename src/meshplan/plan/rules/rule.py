@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from meshplan.cluster.cluster import Cluster
 from meshplan.model.model import Model
-from meshplan.plan.plans import Plan, Plans
+from meshplan.plan.plans import DEFAULT_ORDER, Plan, Plans
 from meshplan.plan.workload import Workload
 
 Bools = npt.NDArray[np.bool_]
@@ -75,26 +75,30 @@ class Rule:
         """Names of the frameworks that the rule holds for; ``any`` is one of them."""
         return tuple(dict.fromkeys(source.framework for source in self.sources))
 
-    def explain(self, setting: Setting, plan: Plan) -> str:
+    def explain(self, setting: Setting, plan: Plan, order: tuple[str, ...] = DEFAULT_ORDER) -> str:
         """Why ``plan`` fails, and the nearest values of ``fix`` that pass this rule."""
-        values = self.nearest(setting, plan)
+        values = self.nearest(setting, plan, order)
         offer = f"; {self.fix} {' or '.join(map(str, values))} would" if values else ""
         return self.words(setting, plan) + offer
 
-    def nearest(self, setting: Setting, plan: Plan) -> list[int]:
+    def nearest(self, setting: Setting, plan: Plan, order: tuple[str, ...] = DEFAULT_ORDER) -> list[int]:
         """The closest value of ``fix`` below and above the plan's own that pass; at most one each."""
         if not self.fix:
             return []
         own = int(getattr(plan, self.fix))
         values = np.arange(1, min(max(2 * own, 64), 1 << 16) + 1)
-        table = Plans.of(plan).take(np.zeros(len(values), dtype=np.int64)).replace(**{self.fix: values})
+        table = (
+            Plans.of(plan, order=order)
+            .take(np.zeros(len(values), dtype=np.int64))
+            .replace(**{self.fix: values})
+        )
         good = values[self.passes(setting, table)]
         return [int(v) for v in (*good[good < own][-1:], *good[good > own][:1])]
 
 
 def broken(
-    setting: Setting, plan: Plan, rules: Iterable[Rule], *, order: tuple[str, ...] | None = None
+    setting: Setting, plan: Plan, rules: Iterable[Rule], *, order: tuple[str, ...] = DEFAULT_ORDER
 ) -> list[Rule]:
-    """The rules that ``plan`` breaks, in order; ``order`` is that of its mesh (default: the usual one)."""
-    table = Plans.of(plan) if order is None else Plans.of(plan, order=order)
+    """The rules that ``plan`` breaks, in order; ``order`` is that of its mesh."""
+    table = Plans.of(plan, order=order)
     return [rule for rule in rules if not rule.passes(setting, table)[0]]
