@@ -48,8 +48,9 @@ def serve(
     try:
         run = importlib.import_module("meshplan.web.run")
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("starlette", "uvicorn", "anyio"):
+        package = (error.name or "").partition(".")[0]
+        if package not in ("starlette", "uvicorn", "anyio"):
             raise
-        raise InputError(f"the page needs the package {error.name}: pip install 'meshplan[web]'") from None
+        raise InputError(f"the page needs the package {package}: pip install 'meshplan[web]'") from None
     code: int = run.serve(host=host, port=port, open_browser=open_, token=token)
     return code

@@ -139,7 +139,7 @@ def compare_answer(found: Data, address: Address, words: Words) -> Html:
     heads.append(h("th", words("compare.difference"), scope="col", class_="num"))
     facts = h(
         "table",
-        h("thead", h("tr", h("th", "", scope="col"), heads)),
+        h("thead", h("tr", h("td", ""), heads)),
         h("tbody", _compare_rows(found, words)),
     )
     changed = ", ".join(

@@ -154,7 +154,8 @@ async def studies(desk: Desk, visit: Visit) -> Response:
     if visit.is_part:
         return HTMLResponse(body)
     twin = "/studies.json" + address.query()
-    text = plain_page(words, address, [body], title=words("page.studies"), path="/studies", twin=twin)
+    parts = [h("h2", words("page.studies")), body]
+    text = plain_page(words, address, parts, title=words("page.studies"), path="/studies", twin=twin)
     return HTMLResponse(text)
 
 
