@@ -19,6 +19,7 @@ from meshplan.plan.rules import HANDBOOK_RULES
 from meshplan.plan.space import Space
 from meshplan.plan.workload import Workload
 from meshplan.report.part_words import MEANING, MEMORY_MEANING, reason
+from meshplan.report.screen import Screen
 from meshplan.search.reasons import Case, answer, asked_again
 from meshplan.search.reasons_compare import MEMORY, RESOURCES, compare, sensitivities
 from meshplan.search.reasons_flip import flips
@@ -259,3 +260,19 @@ def test_every_part_of_both_models_has_a_meaning() -> None:
         costs = case.search(keep=1).costs
         assert set(costs.time) <= set(MEANING)
         assert set(costs.memory) <= set(MEMORY_MEANING)
+
+
+@pytest.mark.parametrize(
+    ("module", "argv"),
+    [
+        ("why", ["why", *RUN, "--plan", "tp8,pp1", "--cost-model", "handbook"]),
+        ("why_not", ["why-not", *RUN, "--tp", "1", "--pp", "8", "--cost-model", "handbook"]),
+        ("why_not", ["why-not", *RUN, "--tp", "3"]),
+    ],
+)
+def test_terminals_that_show_ascii_alone(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, module: str, argv: list[str]
+) -> None:
+    monkeypatch.setattr(f"meshplan.cli.{module}.Screen.of", lambda: Screen(width=80, unicode=False))
+    main(argv)
+    assert capsys.readouterr().out.isascii()

@@ -16,6 +16,6 @@ def progress() -> Callable[[str], None]:
 
     def told(text: str) -> None:
         if not silent and time.monotonic() - start > QUIET_S:
-            print(f"… {text}", file=sys.stderr, flush=True)
+            print(f"({text})", file=sys.stderr, flush=True)
 
     return told

@@ -224,7 +224,7 @@ def binding_lines(costs: Costs, found: Sensitivities, screen: Screen) -> Iterato
     yield screen.bold("what A waits for: 1 % more of it makes the step shorter by")
     size = max(len(r.resource.title) for r in (*found.rows,))
     for r in found.rows:
-        mark = "  ← the binding one" if r is row else ""
+        mark = "  (the binding one)" if r is row else ""
         yield f"  {pad(r.resource.title, size)}  {abs(round(r.per_cent, 2)):6.2f} %{mark}"
     rest = abs(round(found.fixed, 2))
     yield f"  {pad('none of these', size)}  {rest:6.2f} %  (launches, latency, fixed times)"
