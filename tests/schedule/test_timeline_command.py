@@ -66,6 +66,10 @@ def test_the_layout_is_the_best_unless_given(capsys: pytest.CaptureFixture[str])
     assert ends == [0, *[1] * 126, 0]
     own = data(capsys, *ask, "--pp", "4", "--layout", "31,32,32,31", "--recompute", "full", code=1)
     assert own["plan"]["layout"] == [31, 32, 32, 31]
+    # As plans are shown, and as Megatron writes it.
+    for text in ("31,32×2,31", "31, 32x2, 31", "Et*31|(t*32|)*2t*31L"):
+        again = data(capsys, *ask, "--pp", "4", "--layout", text, "--recompute", "full", code=1)
+        assert again == own
 
 
 def test_terminal_in_plain_text(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,6 +134,8 @@ def test_more_than_the_memory_is_shown_and_said(capsys: pytest.CaptureFixture[st
         ([*PLAN, "--layout", "10,10,10,10,10,10,10,11"], "--layout has 81 layers in all, and llama-3.1-70b"),
         ([*PLAN, "--layout", "Et|t"], "0 L (loss)"),
         ([*PLAN, "--layout", "ten"], "'ten' is neither layers a stage"),
+        ([*PLAN, "--layout", "10x"], "'10x' is neither layers a stage"),
+        ([*PLAN, "--layout", "1x999999,1x999999"], "--layout has more than 100,000 stages"),
         ([*PLAN, "--schedule", "zbv"], "did you mean zb-v?"),
         ([*PLAN, "--schedule", "zb-v", "--vp", "3"], "the zb-v schedule takes vp 2, not 3"),
         ([*ASK, "--gbs", "66", "--tp", "4", "--pp", "8", "--schedule", "dualpipe"], "an even number"),

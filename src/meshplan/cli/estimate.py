@@ -1,6 +1,7 @@
 """``meshplan estimate``: one plan in full."""
 
 import json
+import re
 import sys
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -29,21 +30,30 @@ app = cyclopts.App(name="estimate", help_formatter=HelpFormatter())
 
 DOES_NOT_FIT = 1
 STACK = "megatron-core-2025"
+MOST_STAGES = 100_000
+_RUN = re.compile(r"(\d{1,6})(?:\s*[x×*]\s*(\d{1,6}))?", re.ASCII)
 V_KINDS = (Schedule.ZB_V, Schedule.V_HALF, Schedule.V_MIN, Schedule.DUALPIPE_V)
 CHECKED = tuple(rule for rule in RULES if rule not in (LAYERS_DIVIDE_PP, LAYERS_DIVIDE_VP))
 """Layers that do not divide get an uneven layout here."""
 
 
 def read_layers(text: str, what: str) -> tuple[int, ...]:
-    """Layers of each stage in model order: ``7,8,8,7``, or Megatron's layout string."""
+    """Layers of each stage in model order: ``7,8,8,7``, ``7,8x14,7`` as plans are shown, or Megatron's
+    layout string."""
     if "|" in text or "L" in text:
         return read_layout(text).layers
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdecimal() and len(part) < 7 for part in parts):
-        raise InputError(
-            f"{what} {shown(text)} is neither layers a stage, like 7,8,8,7, nor a Megatron layout string"
-        )
-    return tuple(map(int, parts))
+    found: list[int] = []
+    for part in text.split(","):
+        match = _RUN.fullmatch(part.strip())
+        if match is None:
+            raise InputError(
+                f"{what} {shown(text)} is neither layers a stage, like 7,8,8,7 or 7,8x14,7,"
+                " nor a Megatron layout string"
+            )
+        found += [int(match[1])] * int(match[2] or 1)
+        if len(found) > MOST_STAGES:
+            raise InputError(f"{what} has more than {MOST_STAGES:,} stages")
+    return tuple(found)
 
 
 Degree = Annotated[OptionalCount, option(read_degree)]
@@ -78,7 +88,8 @@ class PlanFlags:
         tuple[int, ...] | None,
         option(read_layers, metavar="LAYERS"),
         Parameter(
-            help="Layers of each stage, 7,8,8,7, or Megatron's layout string (default: even, ends short)."
+            help="Layers of each stage, 7,8,8,7 or 7,8x14,7, or Megatron's layout string"
+            " (default: even, ends short)."
         ),
     ] = None
     dp: Annotated[Degree, Parameter(help="Data parallel (default: the GPUs the others leave).")] = None

@@ -3,18 +3,18 @@
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import cyclopts
 import numpy as np
-from cyclopts import Parameter
+from cyclopts import Group, Parameter
 
-from meshplan.cli.estimate import STACK, PlanFlags, plan_of
+from meshplan.cli.estimate import STACK, PlanFlags, plan_of, read_layers
 from meshplan.cli.flags import ClusterFlags, SpaceFlags, WorkloadFlags
 from meshplan.cli.help import HelpFormatter
-from meshplan.cli.options import Json
+from meshplan.cli.options import Json, option
 from meshplan.cli.question import Question, question
 from meshplan.cli.schedule import Names
 from meshplan.cost.full.model import FullModel
@@ -41,7 +41,23 @@ from meshplan.units import format_bytes
 app = cyclopts.App(name="timeline", help_formatter=HelpFormatter())
 
 DOES_NOT_FIT = 1
+Layers = Annotated[
+    tuple[int, ...] | None,
+    option(read_layers, metavar="LAYERS"),
+    Parameter(
+        help="Layers of each stage, 7,8,8,7 or 7,8x14,7, or Megatron's layout string"
+        " (default: so that the busiest rank has least to do)."
+    ),
+]
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
+
+
+@Parameter(name="*", group=Group("Plan", sort_key=3))
+@dataclass(kw_only=True)
+class TimelineFlags(PlanFlags):
+    """A plan as in ``meshplan estimate``, but with the best layout where none is given."""
+
+    layout: Layers = None
 
 
 @app.default
@@ -51,7 +67,7 @@ def timeline(
     *,
     cluster: ClusterFlags | None = None,
     workload: WorkloadFlags | None = None,
-    plan: PlanFlags | None = None,
+    plan: TimelineFlags | None = None,
     compare: Names = None,
     svg: Annotated[Path | None, Parameter(metavar="FILE")] = None,
     trace: Annotated[Path | None, Parameter(metavar="FILE")] = None,
@@ -87,7 +103,7 @@ def timeline(
     asked = question(
         model, cluster or ClusterFlags(), workload or WorkloadFlags(), SpaceFlags(), download=download
     )
-    flags = plan or PlanFlags()
+    flags = plan or TimelineFlags()
     torch = full.stack.family == "torch"
     if compare:
         _refuse_with_compare(flags, {"--svg": svg, "--trace": trace})
