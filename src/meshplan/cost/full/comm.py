@@ -27,6 +27,21 @@ class LayerComm:
     hidden: dict[str, Floats]
 
 
+def limited(comm: LayerComm, forward: dict[str, Floats], backward: dict[str, Floats]) -> LayerComm:
+    """``comm`` with no more hidden than there is computing to hide it: TP under the layer's matrix
+    products (half of it in forward, half in backward), EP under all that TP leaves of the computing."""
+    exposed_f, exposed_b, hidden = dict(comm.forward), dict(comm.backward), dict(comm.hidden)
+    room_f, room_b = forward["matmul"], backward["matmul"]
+    rest_f, rest_b = (sum(x.values()) - x["matmul"] for x in (forward, backward))
+    for dim in ("tp", "ep"):
+        half = hidden[dim] / 2
+        over_f, over_b = np.maximum(half - room_f, 0.0), np.maximum(half - room_b, 0.0)
+        exposed_f[dim], exposed_b[dim] = exposed_f[dim] + over_f, exposed_b[dim] + over_b
+        hidden[dim] = hidden[dim] - over_f - over_b
+        room_f, room_b = room_f - half + over_f + rest_f, room_b - half + over_b + rest_b
+    return LayerComm(forward=exposed_f, backward=exposed_b, hidden=hidden)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Links:
     """Everything the time of a collective depends on but its size and group."""
@@ -75,7 +90,8 @@ def tensor_parallel(
     )
     reduce = links.seconds("all_reduce", size, group, span)
     one = np.where(keys.tp > 1, np.where(keys.sp, gather, reduce), 0.0)
-    exposed = stack.tp_exposed
+    # Overlap with the product that gathers or scatters needs SP and the links of one domain (userbuffers).
+    exposed = np.where(keys.sp & (group.size <= group.per_node), stack.tp_exposed, 1.0)
     return blocks * one * exposed, blocks * one * exposed, 2 * blocks * one * (1 - exposed)
 
 

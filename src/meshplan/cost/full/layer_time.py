@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshplan.cluster.curves import (
+    Seconds,
     attention_seconds,
     gemm_seconds,
     grouped_gemm_seconds,
@@ -20,13 +21,15 @@ from meshplan.cluster.curves import (
 from meshplan.cluster.profile import Profile
 from meshplan.cost.costs import Floats
 from meshplan.cost.full.activations import recomputes
-from meshplan.cost.full.comm import LayerComm
+from meshplan.cost.full.comm import LayerComm, limited
 from meshplan.cost.full.gemms import Gemm, attention_gemms, element_traffic, mlp_gemms
 from meshplan.cost.full.keys import LayerKeys
 from meshplan.cost.full.stack import Stack
-from meshplan.model.layers import Layer, Moe
+from meshplan.model.layers import Attention, LatentAttention, Layer, Moe
 from meshplan.plan.kinds import CpKind, Recompute
 
+FP32_SUM = 10.0
+"""Bytes to add a bf16 block to an fp32 sum: read both, write one."""
 PARTS = ("matmul", "attention", "elementwise", "tp", "cp", "ep")
 
 
@@ -84,7 +87,11 @@ def _seconds(gemm: Gemm, profile: Profile, dtype: str, *, transpose: str = "forw
 
 
 def attention_core(layer: Layer, keys: LayerKeys, profile: Profile, stack: Stack) -> tuple[Floats, Floats]:
-    """Forward and backward seconds of softmax attention on one rank, causal, zig-zag balanced over cp."""
+    """Forward and backward seconds of softmax attention on one rank, causal, zig-zag balanced over cp.
+
+    A ring runs a kernel for each of its cp chunks, the rank's own under the causal mask and the others open
+    (half the queries or half the keys of each), and adds up partial outputs and gradients in fp32.
+    """
     att = layer.attention
     zero = np.zeros(len(keys))
     if att is None:
@@ -107,7 +114,50 @@ def attention_core(layer: Layer, keys: LayerKeys, profile: Profile, stack: Stack
         kernel=stack.attention,
         dropout=stack.dropout,
     )
-    return times.forward / stack.attention_rate, times.backward / stack.attention_rate
+    forward, backward = times.forward / stack.attention_rate, times.backward / stack.attention_rate
+    ring = (keys.cp_kind == CpKind.RING) & (keys.cp > 1)
+    if att.window is not None or not ring.any():
+        return forward, backward
+    hops_f, hops_b = _ring(att, keys, profile, stack, heads, kv_heads)
+    return np.where(ring, hops_f, forward), np.where(ring, hops_b, backward)
+
+
+def _ring(
+    att: Attention | LatentAttention,
+    keys: LayerKeys,
+    profile: Profile,
+    stack: Stack,
+    heads: Floats,
+    kv_heads: Floats,
+) -> tuple[Floats, Floats]:
+    """Forward and backward seconds of a ring of cp chunks."""
+    chunk = keys.seq / keys.cp
+
+    def kernel(rows: Floats, causal: bool) -> Seconds:
+        return attention_seconds(
+            profile,
+            batch=keys.mbs,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=att.head_dim,
+            v_head_dim=att.v_dim,
+            seq_q=rows,
+            pairs=chunk**2 / 2,
+            causal=causal,
+            kernel=stack.attention,
+            dropout=stack.dropout,
+        )
+
+    own, other = kernel(chunk, True), kernel(0.75 * chunk, False)
+    tokens, rate = keys.tokens, stack.memory_rate
+    out = 0.75 * FP32_SUM * tokens * heads * att.v_dim
+    grads = 0.75 * FP32_SUM * tokens * (heads * att.head_dim + kv_heads * (att.head_dim + att.v_dim))
+    hops = keys.cp - 1
+    forward = own.forward + hops * other.forward
+    backward = own.backward + hops * other.backward
+    added_f = hops * membound_seconds(profile, out, kernels=1) / rate
+    added_b = hops * membound_seconds(profile, grads, kernels=3) / rate
+    return forward / stack.attention_rate + added_f, backward / stack.attention_rate + added_b
 
 
 def layer_time(
@@ -150,8 +200,10 @@ def layer_time(
     el_f, el_b = el_f + gaps, el_b + 2 * gaps
     cast_f, cast_b = _casts(gemms, keys, profile, stack)
     el_f, el_b = el_f + cast_f, el_b + cast_b
-    forward = {"matmul": mm_f, "attention": att_f, "elementwise": el_f, **comm.forward}
-    backward = {"matmul": mm_i + mm_w, "attention": att_b, "elementwise": el_b, **comm.backward}
+    forward = {"matmul": mm_f, "attention": att_f, "elementwise": el_f}
+    backward = {"matmul": mm_i + mm_w, "attention": att_b, "elementwise": el_b}
+    comm = limited(comm, forward, backward)
+    forward, backward = {**forward, **comm.forward}, {**backward, **comm.backward}
     whole = np.asarray(sum(forward.values()))
     return LayerTime(
         forward=forward,

@@ -21,7 +21,7 @@ from meshplan.cost.full.memory import peak, recomputed_share
 from meshplan.cost.full.stage_cuts import Cut, Cuts, cut_up
 from meshplan.cost.full.stages import even_layout
 from meshplan.cost.full.step import hop_seconds, part_means, rank_work, shards_of
-from meshplan.cost.full.sync import Shards, Transfers, beyond, gradient_transfers
+from meshplan.cost.full.sync import Shards, Transfers, beyond, gradient_transfers, reductions
 from meshplan.cost.full.topology import Group
 from meshplan.plan.kinds import Schedule
 from meshplan.plan.plans import Ints, Plans
@@ -311,6 +311,7 @@ def _reduction(
         reduce, gathered = beyond(moved.reduce, window * back), beyond(moved.gathered, window * on_rank)
     else:
         reduce, gathered = moved.reduce, moved.gathered
+    reduce = reduce * reductions(p.sharding, micro_batches)[:, None]
     once = ~c.gathers[:, None]
     tail = np.where(once, reduce, 0.0) + beyond(moved.replicas, window * back)
     starts = np.cumsum(on_rank, axis=1) / p.vp[:, None] - on_rank / p.vp[:, None]

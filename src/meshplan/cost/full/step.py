@@ -12,7 +12,7 @@ from meshplan.cost.full.distinct import distinct
 from meshplan.cost.full.layer_time import PARTS
 from meshplan.cost.full.layers import Priced
 from meshplan.cost.full.memory import recomputed_share
-from meshplan.cost.full.sync import Shards, beyond, gradient_transfers
+from meshplan.cost.full.sync import Shards, beyond, gradient_transfers, reductions
 from meshplan.cost.full.topology import group
 from meshplan.plan.plans import Ints
 from meshplan.schedule.closed_form import step_time
@@ -254,9 +254,10 @@ def step_parts(
     # Interleaved chunks finish their gradients one after the other while pp micro-batches drain.
     rounds = np.where(p.vp > 1, np.minimum(p.pp, m) * (p.vp - 1) / p.vp, 1.0)
     window = 0.9 * np.maximum(rounds, 1.0)
-    exposed = transfers.exposed(c.stack, window * pipeline.backward, window * pipeline.forward)
+    times = reductions(p.sharding, m)
+    exposed = transfers.exposed(c.stack, times, window * pipeline.backward, window * pipeline.forward)
     time, hidden = pipeline.time, pipeline.hidden
-    once = np.where(c.gathers, 0.0, transfers.reduce + transfers.gathered) + transfers.replicas
+    once = np.where(c.gathers, 0.0, times * transfers.reduce + transfers.gathered) + transfers.replicas
     exposed = np.where(c.gathers, 0.0, exposed) + beyond(transfers.replicas, window * pipeline.backward)
     time["dp"] = time["dp"] + exposed
     hidden["dp"] = hidden["dp"] + once - exposed

@@ -35,13 +35,19 @@ class Transfers:
         """The same for the plans ``rows`` names."""
         return Transfers(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
 
-    def exposed(self, stack: Stack, backward_window: Floats, forward_window: Floats) -> Floats:
-        """Seconds that no computing hides. The reduction hides under the last micro-batch's backward
-        (``backward_window`` seconds), the gathering under the first one's forward; one bucket at each
-        end, a twentieth, does not."""
+    def exposed(self, stack: Stack, times: Floats, backward_window: Floats, forward_window: Floats) -> Floats:
+        """Seconds that no computing hides. A reduction (there are ``times``) hides under the backward of its
+        micro-batch (``backward_window`` seconds), the gathering under the first one's forward; one bucket
+        at each end, a twentieth, does not."""
         if not stack.dp_overlap:
-            return self.reduce + self.gathered
-        return beyond(self.reduce, backward_window) + beyond(self.gathered, forward_window)
+            return times * self.reduce + self.gathered
+        return times * beyond(self.reduce, backward_window) + beyond(self.gathered, forward_window)
+
+
+def reductions(sharding: Ints, micro_batches: Ints | Floats) -> Floats:
+    """How often a step reduces gradients: with every micro-batch where they are kept sharded (ZeRO-2, whose
+    ranks have no room for whole ones; arXiv 1910.02054, 5.2), otherwise once."""
+    return np.where(sharding == Sharding.ZERO2, micro_batches, 1).astype(np.float64)
 
 
 def beyond(seconds: Floats, window: Floats) -> Floats:
