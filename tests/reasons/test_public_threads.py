@@ -83,27 +83,25 @@ def test_nemo_rl_916_the_same_model_fits_one_node_with_fsdp2(capsys: pytest.Capt
 
 
 def test_deepspeed_4527_states_are_not_all_there_is(capsys: pytest.CaptureFixture[str]) -> None:
-    """The estimator there counts states alone; live parameters, activations, buffers and the CUDA context
-    were left out. Offloading is not priced here, and the answer says so."""
-    line = (
-        "estimate llama-2-7b --gpu a100-80gb --gpus 4 --seq 2048 --gbs 4 --sharding zero3 --stack deepspeed"
-    )
-    data = asked(capsys, line)
-    assert states(data) == pytest.approx(16 * 6.738e9 / 4, rel=0.01)
-    assert data["memory_bytes"] > 1.3 * states(data)
+    """The estimator there counts states alone, 16 bytes a parameter; live parameters, activations, buffers and
+    the CUDA context were left out. Offloading is not priced here, and the answer says so."""
+    run = "llama-2-7b --gpu a100-80gb --gpus 4 --seq 2048 --gbs 4 --sharding zero3 --stack deepspeed"
+    data = asked(capsys, f"estimate {run}")
+    assert data["memory_bytes"] > 1.3 * 16 * 6.738e9 / 4
     for part in ("activations", "gathered weights", "context and NCCL", "fragmentation"):
         assert data["memory"][part] > 0
     assert any("offload" in text for text in data["left_out"])
 
 
 def test_llama_factory_1221_seven_billion_on_v100(capsys: pytest.CaptureFixture[str]) -> None:
-    """ZeRO-2: 25.3 GB of states on 32 GB, which ran out of memory; ZeRO-3: 13.5 GB, which ran."""
+    """ZeRO-2: 25.3 GB of states and 3.1 GiB for the optimizer's fp32 gradients on 32 GB ran out of memory;
+    ZeRO-3, with 13.5 GB of states, ran."""
     run = "llama-2-7b --gpu v100-32gb --gpus 8 --seq 1024 --gbs 8 --precision fp16 --stack deepspeed"
     two, three = (asked(capsys, f"estimate {run} --sharding {z}", (0, 1)) for z in ("zero2", "zero3"))
-    assert states(two) == pytest.approx(25.3e9, rel=0.005)
-    assert states(three) == pytest.approx(13.5e9, rel=0.005)
+    assert not two["fits"]
     assert three["fits"]
-    assert two["memory_bytes"] > 0.85 * two["memory_limit_bytes"]  # little is left for what comes on top
+    for data, held in ((two, 25.3e9), (three, 13.5e9)):
+        assert states(data) == pytest.approx(held + 3.1 * GIB, rel=0.01)
 
 
 def test_automodel_2673_smaller_micro_batches(capsys: pytest.CaptureFixture[str]) -> None:
