@@ -14,13 +14,11 @@ from dataclasses import dataclass, field, replace
 
 from meshplan.errors import InputError
 from meshplan.export.shell_follow import MOST_DEEP, MOST_FOLLOWED, Sibling, slurm_variables, started
+from meshplan.export.shell_tokens import ASSIGN, NAME, Piece, Tokens, unliteral
 from meshplan.export.shell_values import Word, calculate, test, unknown
 
 MOST_WORDS = 200_000
-_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
-_ASSIGN = re.compile(rf"^({_NAME})(\+?)=")
-_PARAMETER = re.compile(rf"({_NAME}|[0-9@*#?$!-])(\[[@*]\])?((:?[-=+?])(.*))?", re.DOTALL)
-_DESCRIPTOR = re.compile(r"[0-9]+[<>]")
+_PARAMETER = re.compile(rf"({NAME}|[0-9@*#?$!-])(\[[@*]\])?((:?[-=+?])(.*))?", re.DOTALL)
 _KEYWORDS = {
     "if", "then", "else", "elif", "fi", "for", "while", "until", "do", "done", "case", "esac", "!", "{", "}",
     "time", "exec",
@@ -41,10 +39,6 @@ class Script:
     exported: set[str] = field(default_factory=set)
     followed: dict[str, str] = field(default_factory=dict)
     """Scripts beside it that it starts or sources, and were read with it: name → text."""
-
-
-_Piece = tuple[str, bool]
-"""Raw text and whether it stood in quotes; raw text may hold ``$`` only where it is to be expanded."""
 
 
 def read_shell(text: str, sibling: Sibling = lambda name: None) -> Script:
@@ -76,23 +70,24 @@ class _Branch:
     """The last pattern was followed by another one of the same arm."""
 
 
-class _Reader:
-    def __init__(self, text: str, sibling: Sibling = lambda name: None, deep: int = 0) -> None:
+class _Reader(Tokens):
+    def __init__(
+        self, text: str, sibling: Sibling = lambda name: None, deep: int = 0, left: list[int] | None = None
+    ) -> None:
+        super().__init__(text)
         self.sibling, self.deep = sibling, deep
-        self.text = text.replace("\r\n", "\n")
+        self.left = [MOST_FOLLOWED] if left is None else left
+        """How many scripts may still be followed, shared by all readers of a file."""
         self.stack: list[_Branch] = []
-        self.at = 0
-        self.here: list[_Piece] | None = None
-        """What stood after the last ``<<<``."""
         self.script = Script()
         self.words = 0
 
     def commands(self) -> Iterator[list[Word]]:
         """Commands with their words expanded; assignments are carried out on the way."""
-        command: list[list[_Piece]] = []
+        command: list[list[Piece]] = []
         pending_heredocs: list[str] = []
         while True:
-            token = self._token()
+            token = self.next()
             if token is None:
                 yield from self._run(self._finish(command))
                 return
@@ -112,7 +107,7 @@ class _Reader:
                 raise InputError(f"the script has more than {MOST_WORDS:,} words; this is no launch script")
             command.append(token)
 
-    def _directive(self, text: str) -> None:
+    def directive(self, text: str) -> None:
         self.script.directives.append(text)
         for name, value in slurm_variables(text).items():
             self.script.variables.setdefault(name, [Word(value)])
@@ -123,12 +118,13 @@ class _Reader:
         yield words
         script = self.script
         found = started(words, self.sibling) if self.deep < MOST_DEEP else None
-        if found is None or len(script.followed) >= MOST_FOLLOWED:
+        if found is None or self.left[0] <= 0:
             return
+        self.left[0] -= 1
         sourced, name, text = found
         if name:
             script.followed[name] = text
-        inner = _Reader(text, self.sibling, self.deep + 1)
+        inner = _Reader(text, self.sibling, self.deep + 1, self.left)
         if not sourced:
             known = {name: value for name, value in script.variables.items() if name in script.exported}
             inner.script = replace(script, variables=known, commands=[])
@@ -141,174 +137,20 @@ class _Reader:
         script.variables.update(inner.script.variables)
         script.branches |= inner.script.branches
 
-    def _token(self) -> str | list[_Piece] | None:
-        """A separator, a here-document (``<<EOF``), or a word in pieces."""
-        text = self.text
-        while self.at < len(text):
-            ch = text[self.at]
-            if ch in " \t":
-                self.at += 1
-            elif text.startswith("\\\n", self.at):
-                self.at += 2
-            elif ch == "#":
-                end = text.find("\n", self.at)
-                line = text[self.at : len(text) if end < 0 else end]
-                if line.startswith("#SBATCH"):
-                    self._directive(line[7:].strip())
-                self.at = len(text) if end < 0 else end
-            elif ch in "\n;&|":
-                two = text[self.at : self.at + 2]
-                token = two if two in ("&&", "||", ";;") else ch
-                self.at += len(token)
-                return token
-            elif ch in "<>" or _DESCRIPTOR.match(text, self.at):
-                while text[self.at].isdigit():
-                    self.at += 1
-                return self._redirect()
-            elif ch in "()":
-                self.at += 1
-                return ";"
-            else:
-                return self._word()
-        return None
-
-    def _redirect(self) -> str | list[_Piece] | None:
-        found = re.compile(r"<<-?\s*(['\"]?)([A-Za-z_0-9]+)\1").match(self.text, self.at)
-        if found and not self.text.startswith("<<<", self.at):
-            self.at = found.end()
-            return "<<" + found[2]
-        text, start = self.text, self.at
-        while self.at < len(self.text) and self.text[self.at] in "<>&":
-            self.at += 1
-        while self.at < len(self.text) and self.text[self.at] in " \t":
-            self.at += 1
-        if self.at < len(self.text) and self.text[self.at] not in "\n;|&()":
-            pieces = self._word()  # the file, which is of no interest
-            if text.startswith("<<<", start):
-                self.here = pieces
-        return self._token()
-
     def _heredoc(self, end: str) -> Iterator[list[Word]]:
         """Commands of a here-document (a batch script handed to sbatch), if it reads as a script."""
         found = re.compile(rf"^\t*{re.escape(end)}[ \t]*$", re.MULTILINE).search(self.text, self.at)
         body = self.text[self.at : len(self.text) if found is None else found.start()]
         self.at = len(self.text) if found is None else found.end()
         if "--" in body and not any(branch.skip for branch in self.stack):
-            inner = _Reader(body, self.sibling, self.deep)
+            inner = _Reader(body, self.sibling, self.deep, self.left)
             inner.script = self.script
             try:
                 yield from list(inner.commands())
             except InputError:
                 return
 
-    def _word(self) -> list[_Piece]:
-        pieces: list[_Piece] = []
-        text, plain = self.text, ""
-        while self.at < len(text):
-            ch = text[self.at]
-            if ch in " \t\n;|&<>)":
-                break
-            if ch == "(":
-                if _ASSIGN.fullmatch(plain):  # NAME=( … )
-                    pieces += [(plain, False), ("(" + self._until_close() + ")", False)]
-                    return pieces
-                if not plain and not pieces:
-                    break
-                plain += ch
-                self.at += 1
-            elif ch == "\\":
-                if text.startswith("\\\n", self.at):
-                    self.at += 2
-                    continue
-                pieces += [(plain, False), (_literal(text[self.at + 1 : self.at + 2]), True)]
-                plain = ""
-                self.at += 2
-            elif ch in "'\"":
-                pieces += [(plain, False), (self._quoted(ch), True)]
-                plain = ""
-            elif ch == "$":
-                plain += self._dollar()
-            elif ch == "`":
-                end = text.find("`", self.at + 1)
-                if end < 0:
-                    raise self._unclosed("`")
-                plain += "$(" + text[self.at + 1 : end] + ")"
-                self.at = end + 1
-            else:
-                plain += ch
-                self.at += 1
-        return [*pieces, (plain, False)]
-
-    def _quoted(self, quote: str) -> str:
-        """The inside of quotes; in single quotes nothing expands."""
-        start = self.at
-        self.at += 1
-        out = ""
-        text = self.text
-        while self.at < len(text):
-            ch = text[self.at]
-            if ch == quote:
-                self.at += 1
-                return out
-            if quote == '"' and ch == "\\":
-                after = text[self.at + 1 : self.at + 2]
-                if after != "\n":
-                    out += _literal(after) if after in '$`"\\' else "\\" + after
-                self.at += 2
-            elif quote == '"' and ch == "$":
-                out += self._dollar()
-            else:
-                out += _literal(ch) if quote == "'" else ch
-                self.at += 1
-        self.at = start
-        raise self._unclosed(quote)
-
-    def _dollar(self) -> str:
-        """A ``$`` expansion as written, whole, nested brackets included."""
-        text, start = self.text, self.at
-        for opening in ("$((", "$(", "${"):
-            if text.startswith(opening, start):
-                depth, at = 0, start + 1
-                while at < len(text):
-                    if text[at] in "({":
-                        depth += 1
-                    elif text[at] in ")}":
-                        depth -= 1
-                        if depth == 0:
-                            self.at = at + 1
-                            return text[start : self.at]
-                    at += 1
-                raise self._unclosed(opening)
-        found = re.compile(rf"\$({_NAME}|[0-9@*#?$!-])").match(text, start)
-        self.at = found.end() if found else start + 1
-        return text[start : self.at] if found else _literal("$")
-
-    def _until_close(self) -> str:
-        """The inside of the parentheses of an array."""
-        inner = _Reader(self.text)
-        inner.script = self.script
-        inner.at = self.at + 1
-        start = inner.at
-        while inner.at < len(self.text) and self.text[inner.at] != ")":
-            before = inner.at
-            if self.text[inner.at] in " \t\n;&|<>(":
-                inner.at += 1
-            elif self.text[inner.at] == "#" and self.text[inner.at - 1] in " \t\n(":
-                end = self.text.find("\n", inner.at)
-                inner.at = len(self.text) if end < 0 else end
-            else:
-                inner._word()
-            inner.at = max(inner.at, before + 1)
-        if inner.at >= len(self.text):
-            raise self._unclosed("(")
-        self.at = inner.at + 1
-        return self.text[start : inner.at]
-
-    def _unclosed(self, what: str) -> InputError:
-        line = self.text.count("\n", 0, self.at) + 1
-        return InputError(f"line {line}: {what} is never closed")
-
-    def _finish(self, command: list[list[_Piece]], separator: str = "") -> list[Word]:
+    def _finish(self, command: list[list[Piece]], separator: str = "") -> list[Word]:
         """Carry out assignments; the expanded words of what else there is."""
         here, self.here = self.here, None
         while command and (keyword := _plain(command[0])) in _KEYWORDS:
@@ -328,19 +170,19 @@ class _Reader:
         exports = setter and _plain(command[0]) in ("export", "declare", "typeset")
         if exports:
             self.script.exported |= {_plain(pieces) for pieces in rest}
-        while rest and (name := _ASSIGN.match(rest[0][0][0] if rest[0] else "")):
+        while rest and (name := ASSIGN.match(rest[0][0][0] if rest[0] else "")):
             self._assign(rest[0], name)
             rest = rest[1:]
             if exports or len(rest):
                 self.script.exported.add(name[1])
-            while setter and rest and not _ASSIGN.match(rest[0][0][0]):
+            while setter and rest and not ASSIGN.match(rest[0][0][0]):
                 rest = rest[1:]
         if rest and _plain(rest[0]) == "read":
             self._read(rest[1:], here)
             return []
         return [] if setter else [word for pieces in rest for word in self.expand(pieces)]
 
-    def _branch(self, keyword: str, rest: list[list[_Piece]]) -> list[list[_Piece]]:
+    def _branch(self, keyword: str, rest: list[list[Piece]]) -> list[list[Piece]]:
         """Follow an if, case or loop; what is left of the command."""
         match keyword:
             case "if":
@@ -372,7 +214,7 @@ class _Reader:
                 return []
         return rest
 
-    def _condition(self, rest: list[list[_Piece]]) -> list[list[_Piece]]:
+    def _condition(self, rest: list[list[Piece]]) -> list[list[Piece]]:
         """Decide a test that is literal; what cannot be decided counts as true."""
         top = self.stack[-1]
         if any(branch.skip for branch in self.stack[:-1]):
@@ -385,16 +227,16 @@ class _Reader:
         top.taken |= not top.skip
         return []
 
-    def _read(self, words: list[list[_Piece]], here: list[_Piece] | None) -> None:
+    def _read(self, words: list[list[Piece]], here: list[Piece] | None) -> None:
         """The variables of ``read``, from a here-string where there is one."""
-        names = [name for pieces in words if re.fullmatch(_NAME, name := _plain(pieces))]
+        names = [name for pieces in words if re.fullmatch(NAME, name := _plain(pieces))]
         breaks = self.script.variables.pop("IFS", [Word("")])[0].text or r"\s"
         text = self.expand(here, split=False)[0].raw.strip() if here else ""
         parts = re.split(f"[{breaks}]" if breaks == r"\s" else f"[{re.escape(breaks)}]", text) if text else []
         for i, name in enumerate(names):
             self.script.variables[name] = [Word(parts[i]) if i < len(parts) else unknown("$" + name)]
 
-    def _pattern(self, command: list[list[_Piece]], *, more: bool) -> list[list[_Piece]]:
+    def _pattern(self, command: list[list[Piece]], *, more: bool) -> list[list[Piece]]:
         """One arm of a case: run it if its pattern is the subject, or the first where that is not known."""
         if not command:
             return command
@@ -404,14 +246,14 @@ class _Reader:
             self.script.branches = True
             hit = not top.taken and not top.argument
         else:
-            hit = not top.taken and fnmatch.fnmatchcase(top.subject, _unliteral(pattern))
+            hit = not top.taken and fnmatch.fnmatchcase(top.subject, unliteral(pattern))
         top.arm = hit or (top.arm and top.alternatives)
         top.alternatives = top.pattern = more
         top.skip = not top.arm
         top.taken |= hit
         return command[1:]
 
-    def _assign(self, pieces: list[_Piece], found: re.Match[str]) -> None:
+    def _assign(self, pieces: list[Piece], found: re.Match[str]) -> None:
         name, append = found[1], found[2] == "+"
         old = self.script.variables.get(name, [])
         if len(pieces) > 1 and pieces[1][0].startswith("(") and not pieces[1][1]:
@@ -426,7 +268,7 @@ class _Reader:
             value = Word(old[0].raw + value.raw)
         self.script.variables[name] = [value]
 
-    def expand(self, pieces: list[_Piece], *, split: bool = True) -> list[Word]:
+    def expand(self, pieces: list[Piece], *, split: bool = True) -> list[Word]:
         """The words that a word with its expansions becomes."""
         words: list[Word] = []
         text, something = "", False
@@ -437,17 +279,17 @@ class _Reader:
                 fields = [part for value in values for part in (value.raw.split() if breaks else [value.raw])]
                 for i, one in enumerate(fields):
                     if i:
-                        words.append(Word(_unliteral(text)))
+                        words.append(Word(unliteral(text)))
                         text = ""
                     text += one
                     something |= bool(one)
         if something or text or not split:
-            words.append(Word(_unliteral(text)))
+            words.append(Word(unliteral(text)))
         return words
 
     def _expansions(self, raw: str) -> Iterator[tuple[list[Word], bool]]:
         at = 0
-        for found in re.finditer(rf"\$(?:\(\(|\(|\{{|{_NAME}|[0-9@*#?$!-])", raw):
+        for found in re.finditer(rf"\$(?:\(\(|\(|\{{|{NAME}|[0-9@*#?$!-])", raw):
             if found.start() < at:
                 continue
             if found.start() > at:
@@ -486,7 +328,7 @@ class _Reader:
 
     def _arithmetic(self, whole: str) -> Word:
         inner = whole[3:-2]
-        names = re.sub(rf"\$?\{{?({_NAME})\}}?", self._number, inner)
+        names = re.sub(rf"\$?\{{?({NAME})\}}?", self._number, inner)
         if re.fullmatch(r"[0-9+\-*/% ()\s]{1,200}", names):
             value = calculate(names)
             if value is not None:
@@ -502,7 +344,7 @@ class _Reader:
 def _balanced(raw: str, start: int) -> tuple[str, int]:
     """The expansion that starts here, and where it ends."""
     if raw[start + 1] not in "({":
-        found = re.compile(rf"\$({_NAME}|[0-9@*#?$!-])").match(raw, start)
+        found = re.compile(rf"\$({NAME}|[0-9@*#?$!-])").match(raw, start)
         end = found.end() if found else start + 1
         return raw[start:end], end
     depth = 0
@@ -516,17 +358,5 @@ def _balanced(raw: str, start: int) -> tuple[str, int]:
     return raw[start:], len(raw)
 
 
-def _plain(pieces: list[_Piece]) -> str:
+def _plain(pieces: list[Piece]) -> str:
     return "".join(text for text, quoted in pieces if not quoted) if len(pieces) <= 2 else ""
-
-
-_DOLLAR, _HIDDEN = "$", "\ue000"
-"""A dollar sign that expands nothing is hidden until words are whole."""
-
-
-def _literal(text: str) -> str:
-    return text.replace(_DOLLAR, _HIDDEN)
-
-
-def _unliteral(text: str) -> str:
-    return text.replace(_HIDDEN, _DOLLAR)
