@@ -16,11 +16,20 @@ from collections.abc import Callable
 
 import numpy as np
 
-from meshplan.schedule import generate
+from meshplan.cluster.presets import cluster_of
+from meshplan.cost.full.model import FullModel
+from meshplan.model.load import load_model
+from meshplan.plan.kinds import Schedule
+from meshplan.plan.rules import Setting
+from meshplan.plan.space import Space
+from meshplan.plan.workload import Workload
+from meshplan.schedule import generate, steady
 from meshplan.schedule.generate import SCHEDULES, make_order
 from meshplan.schedule.graph import graph
 from meshplan.schedule.order import Order
-from meshplan.schedule.simulate import simulate, simulate_batch
+from meshplan.schedule.simulate import looks_back, simulate, simulate_batch
+from meshplan.search.fidelity import refine, simulate_all
+from meshplan.search.search import search
 
 Key = tuple[str, int, int]
 
@@ -136,6 +145,33 @@ def two_hundred_plans() -> float:
     return time.perf_counter() - began
 
 
+def best_of_a_search() -> tuple[float, int, float, int]:
+    """The 200 best plans of a search simulated; and the search's own choice of how many to simulate."""
+    setting = Setting(
+        load_model("llama-3.1-405b"), cluster_of("h100-sxm", 1024), Workload(seq=8192, gbs=2048)
+    )
+    full = FullModel.of()
+    space = Space(
+        cp=(1, 2, 4), vp=(1, 2, 4, 8), schedule=(Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED, Schedule.ZB_H1)
+    )
+    ranking = search(*setting, space=space, cost_model=full)
+    best_plans = ranking.costs.take(slice(0, 200))
+    forget()
+    began = time.perf_counter()
+    simulate_all(full, setting, best_plans)
+    every = time.perf_counter() - began
+    forget()
+    began = time.perf_counter()
+    _, found = refine(full, setting, ranking.costs, auto=True)
+    return every, len(best_plans.plans), time.perf_counter() - began, found.plans
+
+
+def forget() -> None:
+    """As in a new process: no order, graph or shape is known."""
+    for cached in (generate._made, graph, steady._middle, steady._shortened, looks_back):
+        cached.cache_clear()
+
+
 def main() -> int:
     failed = []
     for name, ranks, vp, m in (
@@ -160,6 +196,12 @@ def main() -> int:
     seconds = two_hundred_plans()
     print(f"200 plans, each order new: {seconds:.2f} s")
     failed += ["200 plans in 2 s"] if seconds > 2.0 else []
+    every, count, chosen, simulated = best_of_a_search()
+    print(f"{count} best plans of a search, priced by stage and simulated: {every:.2f} s")
+    print(
+        f"{simulated} plans that the search itself chooses to simulate, bounds of all others: {chosen:.2f} s"
+    )
+    failed += ["200 plans of a search in 2 s"] if every > 2.0 or count < 200 else []
     print("targets missed: " + ", ".join(failed) if failed else "all targets met")
     return 1 if failed and "--check" in sys.argv else 0
 

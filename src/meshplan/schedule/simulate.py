@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -50,41 +51,63 @@ def simulate(
     links = graph(order, together=pair_share is not None)
     durations = Durations.of(order, (), forward, backward_input, weight, p2p, overlap_p2p, pair_share)
     after = np.broadcast_to(checked("tail", tail, (order.ranks,)), (order.ranks,))
+    row: Indices | None = None
     if durations.by_micro_batch:
         entries, row, repeats = np.arange(len(order)), links.sequence, []
     else:
         # Actions of one site take the same time: look up one of each.
-        entries, row, repeats = links.sites.example, links.sites.of[links.sequence], links.repeats
+        entries, repeats = links.sites.example, links.repeats
     spent = durations.at(order, links, entries)
     times = _play(links, spent.work + spent.held, spent.hop, row, repeats)
     return Simulation(order=order, links=links, durations=durations, times=times, tail=after)
 
 
 class Player:
-    """Plays actions one after the other; ``ends`` says when their ranks go on, from place 1."""
+    """Plays actions one after the other; ``ends`` says when their ranks go on, from place 1.
+
+    ``row`` says where the times of every place are in ``taken`` and ``hop``; left out, they are those of
+    its site.
+    """
 
     def __init__(
-        self, links: Graph, taken: Floats, hop: Floats, row: Indices, ends: list[float] | None = None
-    ):
-        self.before, self.fed_by = links.before, links.fed_by
-        self.taken, self.hop, self.row = taken, hop, row
+        self,
+        links: Graph,
+        taken: Floats,
+        hop: Floats,
+        *,
+        row: Indices | None = None,
+        ends: list[float] | None = None,
+    ) -> None:
+        self.before, self.fed_by, self.row = looks_back(links)
+        if row is not None:
+            self.row = row.tolist()
+        self.taken, self.hop = taken.tolist(), hop.tolist()
+        self.waits = bool(hop.any())
         self.ends = [0.0] if ends is None else ends
 
     def run(self, low: int, high: int) -> None:
         """Play the actions at these places in computing order, whatever was played before."""
-        here = self.row[low:high]
-        steps = zip(
-            (-self.before[low:high]).tolist(),
-            (-self.fed_by[low:high]).tolist(),
-            self.hop[here].tolist(),
-            self.taken[here].tolist(),
-            strict=True,
-        )
-        ends = self.ends
+        ends, taken, hop = self.ends, self.taken, self.hop
         push = ends.append
-        for before, fed_by, wait, work in steps:
-            free, arrival = ends[before], ends[fed_by] + wait
-            push((free if free > arrival else arrival) + work)
+        steps = zip(self.before[low:high], self.fed_by[low:high], self.row[low:high], strict=True)
+        if self.waits:
+            for before, fed_by, at in steps:
+                free, arrival = ends[before], ends[fed_by] + hop[at]
+                push((free if free > arrival else arrival) + taken[at])
+            return
+        for before, fed_by, at in steps:
+            free, arrival = ends[before], ends[fed_by]
+            push((free if free > arrival else arrival) + taken[at])
+
+    def settled(self, period: int, window: int, played: int) -> tuple[int, float] | None:
+        """After how many periods (1 or 2) everything comes the same time later, and that time; ``None`` if
+        not yet. ``played``: actions of the stretch so far."""
+        for several in (1, 2):
+            if played >= several * period + window:
+                shift = self.shift(several * period, window)
+                if shift is not None:
+                    return several, shift
+        return None
 
     def shift(self, period: int, window: int) -> float | None:
         """By how much all of the last ``window`` actions come later than those a period before; ``None``
@@ -99,10 +122,19 @@ class Player:
         return float(shifts[-1]) if np.ptp(shifts) <= most else None
 
 
-def _play(links: Graph, taken: Floats, hop: Floats, row: Indices, repeats: list[Repeat]) -> Times:
-    """When every action's rank goes on; ``row`` says where its times are in ``taken`` and ``hop``."""
-    times = Times(len(row))
-    player = Player(links, taken, hop, row, times.ends)
+@lru_cache(maxsize=16)
+def looks_back(links: Graph) -> tuple[list[int], list[int], list[int]]:
+    """For every place in computing order: how far back its rank's last action is and the one that feeds
+    it, as indices from the end of a list; and its site."""
+    row = links.sites.of[links.sequence]
+    return (-links.before).tolist(), (-links.fed_by).tolist(), row.tolist()
+
+
+def _play(links: Graph, taken: Floats, hop: Floats, row: Indices | None, repeats: list[Repeat]) -> Times:
+    """When every action's rank goes on; ``row`` as for ``Player``."""
+    count = len(links.sequence)
+    times = Times(count)
+    player = Player(links, taken, hop, row=row, ends=times.ends)
     at = 0
     for repeat in repeats:
         period, window = repeat.period, max(repeat.period, repeat.reach)
@@ -110,12 +142,15 @@ def _play(links: Graph, taken: Floats, hop: Floats, row: Indices, repeats: list[
         while at + more + period <= repeat.stop - period:
             player.run(at, at + more)
             at += more
-            shift = player.shift(period, window)
-            if shift is not None:
-                at += times.skip(repeat, (repeat.stop - period - at) // period, shift)
+            found = player.settled(period, window, at - repeat.start)
+            if found is not None:
+                several, shift = found
+                long = several * period
+                again = repeat._replace(period=long)
+                at += times.skip(again, (repeat.stop - period - at) // long, shift)
                 break
             more = period * max(1, _SOME // period)  # not settled yet: try again soon
-    player.run(at, len(row))
+    player.run(at, count)
     return times
 
 

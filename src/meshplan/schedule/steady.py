@@ -26,7 +26,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 _ROUNDS = 4
-"""How often the micro-batches of the shorter order go round all ranks: filling, draining, and some between."""
+"""How often the micro-batches of the shorter order go round all ranks: fill, drain, and some between."""
 _MOST_AT_ONCE = 1 << 22
 """Actions times runs played at once: 32 MB."""
 _SCALAR = 150
@@ -45,6 +45,7 @@ class _Short(NamedTuple):
 class _Middle(NamedTuple):
     """The stretch of an order that more micro-batches would make longer."""
 
+    start: int
     stop: int
     period: int
     window: int
@@ -150,7 +151,7 @@ def _middle(order: Order) -> _Middle | None:
     window = max(period, reach, back + period)
     if rest or not batches or stop - window - period < start:
         return None
-    return _Middle(stop, period, window, batches)
+    return _Middle(start, stop, period, window, batches)
 
 
 def _ends(order: Order, durations: Durations, more: Ints) -> Floats:
@@ -163,7 +164,7 @@ def _ends(order: Order, durations: Durations, more: Ints) -> Floats:
     middle = _middle(order) if more.any() else None
     if len(more) * len(row) <= _SCALAR * len(links.depths):
         each = enumerate(more.tolist())
-        return np.stack([_ends_of_one(links, taken[:, i], hop[:, i], row, last, middle, n) for i, n in each])
+        return np.stack([_ends_of_one(links, taken[:, i], hop[:, i], last, middle, n) for i, n in each])
     ends = play_batch(links, taken, hop, row)
     finish: Floats = ends[last].T
     if middle is None:
@@ -174,27 +175,36 @@ def _ends(order: Order, durations: Durations, more: Ints) -> Floats:
     finish = finish + (more // middle.micro_batches * shifts[-1])[:, None]
     steady = (more == 0) | (np.ptp(shifts, axis=0) <= SAME_SHIFT * recent[-1])
     for i in np.flatnonzero(~steady).tolist():
-        finish[i] = _ends_of_one(links, taken[:, i], hop[:, i], row, last, middle, int(more[i]))
+        finish[i] = _ends_of_one(links, taken[:, i], hop[:, i], last, middle, int(more[i]))
     return finish
 
 
 def _ends_of_one(
-    links: Graph, taken: Floats, hop: Floats, row: Ints, last: Ints, middle: _Middle | None, more: int
+    links: Graph, taken: Floats, hop: Floats, last: Ints, middle: _Middle | None, more: int
 ) -> Floats:
     """One run, action by action: the middle again and again until it is steady, or as often as asked."""
-    player = Player(links, taken, hop, row)
-    left = 0
+    player = Player(links, taken, hop)
+    count = len(links.sequence)
     if middle is not None and more:
+        played = middle.stop - middle.start
         left = more // middle.micro_batches
         player.run(0, middle.stop)
-        shift = player.shift(middle.period, middle.window)
-        while left and shift is None:
+
+        def once_more() -> None:
+            nonlocal left, played
             player.run(middle.stop - middle.period, middle.stop)
-            left -= 1
-            shift = player.shift(middle.period, middle.window)
+            left, played = left - 1, played + middle.period
+
+        found = player.settled(middle.period, middle.window, played)
+        while left and found is None:
+            once_more()
+            found = player.settled(middle.period, middle.window, played)
+        several, shift = found or (1, 0.0)
+        while left % several:
+            once_more()
         again = more // middle.micro_batches - left
-        player.run(middle.stop, len(row))
+        player.run(middle.stop, count)
         ends = np.array([player.ends[i + again * middle.period] for i in last.tolist()])
-        return ends + left * (shift or 0.0)
-    player.run(0, len(row))
+        return ends + left // several * shift
+    player.run(0, count)
     return np.array([player.ends[i] for i in last.tolist()])
