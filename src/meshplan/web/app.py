@@ -15,17 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import anyio
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 import meshplan
-from meshplan.cost.models import DEFAULT
 from meshplan.errors import MeshplanError
-from meshplan.model.presets import preset
-from meshplan.report.band import error_band
 from meshplan.report.markup import h
 from meshplan.web import actions, views
 from meshplan.web.answer import error_answer
@@ -83,11 +79,8 @@ def create_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_warm, own)
-            yield
-            tasks.cancel_scope.cancel()
-            own.jobs.close()
+        yield
+        own.jobs.close()
 
     return Guard(Starlette(routes=routes, lifespan=lifespan), hosts, token)
 
@@ -143,12 +136,6 @@ def _retry(status: int) -> dict[str, str] | None:
 def _json(data: Any, status: int) -> Response:
     text = json.dumps(data, ensure_ascii=False) + "\n"
     return Response(text, status, media_type="application/json", headers=_retry(status))
-
-
-async def _warm(desk: Desk) -> None:
-    """Do once, beside the first requests, what each would otherwise do for itself."""
-    with contextlib.suppress(MeshplanError):
-        await desk.thread(lambda: error_band(DEFAULT, preset(START["model"])))
 
 
 async def _css(request: Request) -> Response:

@@ -6,10 +6,12 @@ import contextlib
 import math
 import os
 import time
+import traceback
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import meshplan
 from meshplan.cluster.cluster import Cluster
 from meshplan.cost.costs import CostModel, Costs
 from meshplan.errors import MeshplanError
@@ -75,6 +77,10 @@ def run(task: Task, ranking: Ranking | None, tell: Connection) -> None:
         tell.send(("error", str(error)))
     except MemoryError:
         tell.send(("error", "the search needs more memory than the page gives it; fix some dimensions"))
+    except Exception as error:
+        traceback.print_exc()
+        what = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        tell.send(("error", f"a bug in meshplan {meshplan.__version__} ({what}); please report it"))
     finally:
         tell.close()
 

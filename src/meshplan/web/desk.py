@@ -13,7 +13,7 @@ from anyio.to_thread import run_sync
 
 from meshplan.errors import InputError
 from meshplan.plan.plans import Plan
-from meshplan.report.gather import band_data, chosen_data
+from meshplan.report.gather import chosen_data
 from meshplan.report.plan_key import find_plan, read_plan
 from meshplan.search.ranking import Ranking
 from meshplan.web.jobs import Job, Jobs
@@ -105,10 +105,6 @@ class Desk:
     async def thread(self, work: Callable[[], T]) -> T:
         """Run computing beside the loop that serves everybody."""
         return await run_sync(work, limiter=self._limit)
-
-    def band(self, ranking: Ranking) -> dict[str, Any] | None:
-        """The error band; a second's work the first time."""
-        return band_data(ranking)
 
     def chosen(self, asked: Asked, ranking: Ranking, i: int) -> dict[str, Any]:
         """One plan in full."""

@@ -73,7 +73,7 @@ def done(task: Task, ranking: Ranking | None, told: Told) -> Any:
     """
     asked = task.asked
     if task.kind == "why":
-        case = replace(asked.case, space=open_space(asked.space))
+        case = replace(asked.case, space=open_space(asked.space, asked.model))
         found = why_not(case, wish_of(task.detail, "why"))
         data = why_not_data(case, found, tie_share(case))
         return {"json": data, "key": plan_key(found.answer.plan)}

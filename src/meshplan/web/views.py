@@ -18,7 +18,7 @@ from meshplan.errors import InputError
 from meshplan.report import sections
 from meshplan.report.compare import compare_data
 from meshplan.report.estimate_view import estimate_data
-from meshplan.report.gather import named_ranking
+from meshplan.report.gather import band_data, named_ranking
 from meshplan.report.markup import Html, h, join
 from meshplan.report.plan_key import read_plan
 from meshplan.report.plan_rows import ranking_data
@@ -194,7 +194,7 @@ def _whole(
     chosen = _chosen(ranking, address)
     parts = [
         answer.ranking_answer(
-            ranking, data, address, words, band=desk.band(ranking), chosen=chosen, base=base
+            ranking, data, address, words, band=band_data(ranking), chosen=chosen, base=base
         )
     ]
     pinned = _pinned(ranking, address)
