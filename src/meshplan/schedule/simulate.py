@@ -114,7 +114,7 @@ class Player:
         if not all by the same."""
         ends = self.ends
         most, shift = SAME_SHIFT * ends[-1], ends[-1] - ends[-1 - period]
-        for back in (window // 4 + 1, window // 2 + 1, window):
+        for back in range(1, window, max(window // 12, 1)):  # most that have not settled fail here
             if abs(ends[-back] - ends[-back - period] - shift) > most:
                 return None
         recent = np.array(ends[-window - period :])

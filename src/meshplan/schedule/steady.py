@@ -29,6 +29,8 @@ _ROUNDS = 4
 """How often the micro-batches of the shorter order go round all ranks: fill, drain, and some between."""
 _MOST_AT_ONCE = 1 << 22
 """Actions times runs played at once: 32 MB."""
+_SOME = 400
+"""Actions played before it is tried again whether a run has settled."""
 _SCALAR = 150
 """Actions that are played one by one in the time that a depth of many runs takes."""
 _WHOLE = ("gpipe", "looped-bfs")
@@ -190,18 +192,20 @@ def _ends_of_one(
         left = more // middle.micro_batches
         player.run(0, middle.stop)
 
-        def once_more() -> None:
+        def on(times: int) -> None:
             nonlocal left, played
-            player.run(middle.stop - middle.period, middle.stop)
-            left, played = left - 1, played + middle.period
+            for _ in range(times):
+                player.run(middle.stop - middle.period, middle.stop)
+            left, played = left - times, played + times * middle.period
 
+        tried = max(1, _SOME // middle.period)
         found = player.settled(middle.period, middle.window, played)
         while left and found is None:
-            once_more()
+            on(min(left, tried))
+            tried += tried // 4  # the longer it takes, the less often it is asked
             found = player.settled(middle.period, middle.window, played)
         several, shift = found or (1, 0.0)
-        while left % several:
-            once_more()
+        on(left % several)
         again = more // middle.micro_batches - left
         player.run(middle.stop, count)
         ends = np.array([player.ends[i + again * middle.period] for i in last.tolist()])
