@@ -9,7 +9,7 @@ from meshplan.report.markup import Html
 from meshplan.report.svg import WIDTH, box, canvas, line, shortened, text
 from meshplan.report.words import Words
 
-_LEFT, _RIGHT, _ROW, _TOP = 150.0, 70.0, 26.0, 8.0
+_LEFT, _RIGHT, _ROW, _TOP = 186.0, 70.0, 26.0, 8.0
 
 
 def sensitivity_chart(found: Mapping[str, Any], words: Words) -> Html:

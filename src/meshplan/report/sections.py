@@ -276,7 +276,11 @@ def evidence(plan: Data, words: Words) -> Html:
         for t in terms
     ]
     head = h("tr", [h("th", words(f"known.{n}"), scope="col") for n in ("how", "parts", "what", "source")])
-    table = h("div", h("table", h("thead", head), h("tbody", rows)), class_="wide") if rows else None
+    table = (
+        h("div", h("table", h("thead", head), h("tbody", rows), class_="stack"), class_="wide")
+        if rows
+        else None
+    )
     assumed = h("ul", [h("li", text) for text in plan["assumptions"]]) if plan["assumptions"] else None
     left = None
     if plan["left_out"]:

@@ -28,6 +28,11 @@ DOCUMENT_CSS = (
     ".facts{display:flex;flex-wrap:wrap;gap:.5rem 2rem;margin:.75rem 0;padding:0}"
     ".facts div{min-width:7rem}.facts dt{color:var(--mp-soft);font-size:.85rem}"
     ".facts dd{margin:0;font-size:1.15rem;font-weight:600}"
+    "@media screen and (max-width:40rem){table{font-size:.85rem}th,td{padding-right:.4rem}"
+    "td.keep{white-space:normal}"
+    ".stack thead{display:none}.stack tr{display:block;padding:.3rem 0;"
+    "border-bottom:1px solid var(--mp-line)}"
+    ".stack td{display:block;border:0;padding:0}.stack td:first-child{font-weight:600}}"
     "details{margin:.5rem 0}summary{cursor:pointer;font-weight:600}"
     "li{margin:.15rem 0}footer{color:var(--mp-soft);margin-top:2.5rem;font-size:.9rem}"
 )
@@ -35,7 +40,7 @@ PRINT_CSS = (
     "@page{margin:14mm}"
     "@media print{body{font-size:10pt}main{max-width:none;padding:0}figure,tr,pre{break-inside:avoid}"
     "h2,h3{break-after:avoid}figure .mp-chart{min-width:0}figure,.wide{overflow:visible}"
-    "details>*{display:block}a{color:inherit}"
+    "details::details-content{content-visibility:visible}a{color:inherit}"
     "*{-webkit-print-color-adjust:exact;print-color-adjust:exact}}"
 )
 

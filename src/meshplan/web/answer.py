@@ -188,7 +188,7 @@ def why_form(address: Address, words: Words) -> Html:
 
 def why_answer(answer: Data, words: Words) -> Html:
     """What stands against a plan, and what was tried that works (``answer`` of a ``why`` task)."""
-    found, key = answer["json"], answer["key"].replace(",", " ")
+    found, key = answer["json"], answer["name"]
     plan = found["plan"]
     match found["verdict"]:
         case "invalid":

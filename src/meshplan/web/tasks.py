@@ -12,7 +12,8 @@ from typing import Any, Literal
 from meshplan.cli.plan import MOST_SURE
 from meshplan.cli.wishes import open_space, tie_share, wish_of
 from meshplan.cost.costs import CostModel
-from meshplan.report.plan_key import plan_key
+from meshplan.plan.plans import Plans
+from meshplan.report.plan_view import plan_names
 from meshplan.report.studies import gpu_counts, scaling_of, sensitivities_of
 from meshplan.report.why_not_view import why_not_data
 from meshplan.search.fidelity import can_simulate
@@ -76,7 +77,8 @@ def done(task: Task, ranking: Ranking | None, told: Told) -> Any:
         case = replace(asked.case, space=open_space(asked.space, asked.model))
         found = why_not(case, wish_of(task.detail, "why"))
         data = why_not_data(case, found, tie_share(case))
-        return {"json": data, "key": plan_key(found.answer.plan)}
+        name = plan_names(Plans.of(found.answer.plan, order=asked.space.order), asked.space.order)[0]
+        return {"json": data, "name": " ".join(name.split())}
     if task.kind == "scale":
         return scaling_of(asked.case, tuple(map(int, task.detail.split(","))), told=told)
     assert ranking is not None
