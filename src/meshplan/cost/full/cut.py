@@ -19,7 +19,7 @@ from meshplan.cost.full.layers import Priced
 from meshplan.cost.full.stages import V_SHAPED, even_layout
 from meshplan.plan.kinds import Schedule
 from meshplan.plan.plans import AUTO_LAYOUT, Ints, Plans
-from meshplan.schedule.layout import best_split, rank_of_stage
+from meshplan.schedule.layout import MemoryLimit, Split, best_split, rank_of_stage
 from meshplan.schedule.layout_rounds import best_rounds, pace
 
 GRAIN = 16
@@ -102,7 +102,30 @@ def best_cut(costs: Layout, kinds: Layout, pp: int, vp: int, shape: int) -> Layo
         gain = WORTH if divides and best is tried[0] else 1e-9
         if (found := cost(cut)) < least * (1 - gain):
             best, least = cut, found
-    return None if divides and best is tried[0] else best
+    if divides and best is tried[0]:
+        return None
+    return _lean(layers, by_rank, ends) if turns == 1 and by_rank is not None else best
+
+
+def _lean(layers: list[float], split: Split, ends: dict[str, Any]) -> Layout:
+    """A split with the same bottleneck whose fullest rank holds least: rank i of p has p - i micro-batches
+    alive (1F1B), so that early ranks had better have the fewer layers."""
+    ranks = len(split.counts)
+    alive = [ranks - i for i in range(ranks)]
+    least, most = 1, max(a * n for a, n in zip(alive, split.counts, strict=True))
+    best = split.counts
+    while least < most:
+        middle = (least + most) // 2
+        memory = MemoryLimit(
+            states=[0.0] * len(layers), activations=[1.0] * len(layers), in_flight=alive,
+            fixed=[0.0] * ranks, limit=middle,
+        )  # fmt: skip
+        found = best_split(layers, ranks=ranks, memory=memory, **ends)
+        if found is not None and found.bottleneck <= split.bottleneck * (1 + 1e-9):
+            best, most = found.counts, middle
+        else:
+            least = middle + 1
+    return best
 
 
 def _grains(c: Context, priced: Priced) -> Ints:
