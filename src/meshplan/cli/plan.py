@@ -106,10 +106,12 @@ def plan(
     sections, data = _studies(asked, ranking, study or StudyFlags(), run or RunFlags(), form)
     sys.stdout.write(_render(ranking, top, form, data) + sections)
     if html is not None or svg is not None:
+        from meshplan.cli.progress import progress
         from meshplan.cli.report import write_report
         from meshplan.report.gather import report_data
 
-        write_report(report_data(ranking, cost_model=asked.cost_model), html=html, svg=svg)
+        whole = report_data(ranking, cost_model=asked.cost_model, told=progress())
+        write_report(whole, html=html, svg=svg)
     if nothing is None:
         return 0
     if form != "json":

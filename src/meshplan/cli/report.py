@@ -12,6 +12,7 @@ from cyclopts import Parameter
 
 from meshplan.cli.help import HelpFormatter
 from meshplan.cli.options import Json
+from meshplan.cli.progress import progress
 from meshplan.errors import InputError, shown
 
 app = cyclopts.App(name="report", help_formatter=HelpFormatter())
@@ -51,7 +52,7 @@ def report(
     if out is None and svg is None and not json_:
         raise InputError("nothing to make: give --out report.html, --svg FOLDER or --json")
     try:
-        data = report_of_saved(read_saved(saved))
+        data = report_of_saved(read_saved(saved), told=progress())
         write_report(data, html=out, svg=svg, language=language)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, ZeroDivisionError) as error:
         what = f"{type(error).__name__}: {error}"

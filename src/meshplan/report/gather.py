@@ -67,16 +67,16 @@ def report_data(
         "command": command or plan_command(*asked),
         "job": job_text(*asked),
     }
-    told("band")
+    told("report: how far off the model usually is")
     data["band"] = band_data(ranking)
     if not len(ranking):
         return data
-    told("plan")
+    told("report: the plan in full")
     data["chosen"] = chosen_data(ranking, chosen, cost_model)
     if studies:
-        told("scaling")
+        told("report: as the GPUs grow")
         data["scaling"] = scaling_of(case_of(ranking, cost_model), gpu_counts(ranking.cluster), told=told)
-        told("sensitivities")
+        told("report: what the step waits for")
         data["sensitivities"] = sensitivities_of(ranking, chosen, cost_model)
     return data
 

@@ -65,7 +65,7 @@ def report_of_saved(saved: Mapping[str, Any], *, told: Told = lambda what: None)
 
 
 def _of_ranking(saved: Mapping[str, Any], told: Told) -> dict[str, Any]:
-    told("question")
+    told("report: the question asked again")
     try:
         again, cost_model = _asked_again(saved)
     except MeshplanError as error:
