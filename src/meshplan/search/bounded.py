@@ -30,9 +30,8 @@ FIRST = 256
 """Rows taken before the bar is looked at for the first time; doubled after each look."""
 MOST = 1 << 13
 FLOORS = 1 << 15
-SLACK = 0.02
-"""Cuts of layers are chosen with costs rounded to a sixteenth of a layer; a bound that rests on one may be
-too high by about as much."""
+NEAR = 0.02
+"""Every plan that is slower than the best by less than this is priced."""
 EPSILON = 0.002
 """A plan's details are not varied any more once they could make its step shorter by less than this."""
 _PIPELINE, _DETAILS = len(MESH), len(MESH) + len(PIPELINE)
@@ -89,11 +88,21 @@ class Bounded:
         # As few whole layers as fit, first of all: then nothing else is to be recomputed where none is.
         self.staged = self.by_time and tuple(values["recompute"][0]) == (AUTO_LAYERS, int(Recompute.NONE))
 
+    @property
+    def bar(self) -> float:
+        """What a plan must not exceed to be priced."""
+        return self.pool.least * (1 + NEAR)
+
+    @property
+    def wide(self) -> float:
+        """The same for the plain plans of meshes: they may be the simplest of those that are as good."""
+        return self.pool.least * (1 + max(self.window, NEAR))
+
     def run(self, meshes: Plans) -> dict[str, int]:
         """Search below these rows; says how many candidates were not priced, by reason.
 
         ``memory``: below meshes whose weights, gradients, optimizer and loss alone do not fit. ``slow``:
-        below rows that cannot be as good as the last plan of the ranking, whatever their details.
+        below rows that cannot come within ``NEAR`` of the best, whatever their details.
         """
         step, memory = self._floors(meshes)
         fits = memory <= self._limit(meshes)
@@ -102,11 +111,11 @@ class Bounded:
         rows = np.flatnonzero(fits)
         rows = rows[np.argsort(floor[rows], kind="stable")]
         at, size = 0, FIRST
-        while at < len(rows) and floor[rows[at]] <= self.pool.threshold(self.window):
+        while at < len(rows) and floor[rows[at]] <= self.wide:
             chunk = rows[at : at + size]
-            chunk = chunk[floor[chunk] <= self.pool.threshold(self.window)]
+            chunk = chunk[floor[chunk] <= self.wide]
             self._plain(meshes.take(chunk))
-            chunk = chunk[floor[chunk] <= self.pool.threshold()]
+            chunk = chunk[floor[chunk] <= self.bar]
             self._whole(meshes, floor, chunk)
             at, size = at + size, min(2 * size, MOST)
         funnel, pool = self.join.funnel, self.pool
@@ -143,87 +152,96 @@ class Bounded:
                 self._price(plans)
 
     def _whole(self, meshes: Plans, floor: Floats, rows: Ints) -> None:
-        """Every pipeline on these meshes, and the details of those that are good enough."""
-        pieces, bounds = [], []
+        """Every pipeline on these meshes, and the details of those that are good enough. Their layers are cut
+        only where stages of equal work would be good enough."""
+        if not len(rows):
+            return
         columns = {**_columns(meshes.take(rows)), "row": rows}
-        for found in self.join.columns_below(_PIPELINE, columns, stop=_DETAILS) if len(rows) else ():
-            plans = self.join.table(found)
-            bound, cuts = self._bound(plans, floor[found["row"]])
-            pieces.append({**_columns(plans, PIPELINE), "cut": cuts})
-            bounds.append(bound)
+        pieces = list(self.join.columns_below(_PIPELINE, columns, stop=_DETAILS))
         if not pieces:
             return
-        bound = np.concatenate(bounds)
         whole = {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
+        whole = {**_columns(self.join.table(whole), PIPELINE), "floor": floor[whole["row"]]}
+        bound, _ = self._bound(whole, 0.0)
         by_bound = np.argsort(bound, kind="stable")
         at, size = 0, FIRST
-        while at < len(by_bound) and bound[by_bound[at]] <= self.pool.threshold():
+        while at < len(by_bound) and bound[by_bound[at]] <= self.bar:
             chunk = by_bound[at : at + size]
-            chunk = chunk[bound[chunk] <= self.pool.threshold()]
-            self._details({name: column[chunk] for name, column in whole.items()}, bound[chunk])
+            some = _some(whole, chunk[bound[chunk] <= self.bar])
+            closer, cuts = self._bound(some, self.bar)
+            near = closer <= self.bar
+            self._details({**_some(some, near), "cut": cuts[near]}, closer[near])
             at, size = at + size, min(2 * size, MOST)
 
-    def _bound(self, plans: Plans, floor: Floats) -> tuple[Floats, Ints]:
-        """The bound of each pipeline and its layout: one cut of the layers serves all details."""
+    def _bound(self, columns: Columns, bar: float) -> tuple[Floats, Ints]:
+        """The bound of each pipeline, and its layout where it may be less than ``bar``: one cut of the layers
+        serves all details."""
+        plans = self.join.table(columns)
+        floor = np.asarray(columns["floor"], dtype=np.float64)
         if not self.bounds_pipelines:
             return floor, plans.layout
         least = plans.replace(**{name: np.full(len(plans), value) for name, value in self.least.items()})
-        found, cut = self.cost_model.pipeline_floors(*self.setting, least, self.pool.threshold())
+        found, cut = self.cost_model.pipeline_floors(*self.setting, least, bar)
         known = [self.layouts.setdefault(layout, len(self.layouts)) for layout in cut.layouts]
         codes = np.array([*known, AUTO_LAYOUT, -1], dtype=np.int64)[cut.layout]
-        return np.maximum(found * (1 - SLACK), floor), codes
+        return np.maximum(found, floor), codes
 
     def _details(self, columns: Columns, bound: Floats) -> None:
         """Sharding, replicas and recomputation of these pipelines: the first choice of each, then what could
-        be better. Where a plan fits as it is only time is to be gained, by another sharding; where it does
-        not, memory is, by more sharding and by modules to recompute."""
+        be better. Where a plan fits as it is only time is to be gained, by another sharding or replicas;
+        where it does not, memory is, by more sharding and by modules to recompute."""
         if not self.staged:
             for plans in self.join.below(_DETAILS, columns):
                 plain = self._is_first(plans, PIPELINE) & self._is_first(plans, DETAILS)
                 self._price(plans.take(~plain))
             return
+        if not len(bound):
+            return
         values, count = self.join.values, len(bound)
         whole = {**columns, "row": np.arange(count)}
-        step, short = np.full(count, np.inf), np.ones(count, dtype=np.bool_)
+        tried = _Tried(count)
         plain = self._is_first(self.join.table(columns), PIPELINE)
         for plans, rows in self._varied(whole, self.first):
-            costs = self._price(plans, known=plain[rows])
-            step[rows] = np.where(costs.fits, costs.step_s, np.inf)
-            short[rows] = ~costs.fits | (costs.plans.recompute_layers > 0)
-        gain = step * (1 - EPSILON) > bound
-        for plans, _ in self._varied(_some(whole, gain & ~short), {"recompute": values["recompute"][:1]}):
+            tried.note(rows, plans, self._price(plans, known=plain[rows]))
+        gain = tried.step * (1 - EPSILON) > bound
+        others = {"recompute": values["recompute"][:1]}
+        for plans, _ in self._varied(_some(whole, gain & ~tried.short), others):
             self._price(plans.take(~self._is_first(plans, DETAILS)))
-        self._save_memory(_some(whole, gain & short), step, bound)
+        self._save_memory(whole, np.flatnonzero(gain & tried.short), tried, bound)
 
-    def _save_memory(self, columns: Columns, step: Floats, bound: Floats) -> None:
-        """Every sharding and every set of modules; then replicas of the shards with the best of them."""
+    def _save_memory(self, whole: Columns, rows: Ints, tried: _Tried, bound: Floats) -> None:
+        """More sharding; modules to recompute with each sharding that needs it; then replicas of the shards
+        of the best of these."""
         values = self.join.values
-        found: list[Ints] = []
-        times: list[Floats] = []
-        for plans, rows in self._varied(columns, {"replicas": values["replicas"][:1]}):
-            new = ~self._is_first(plans, DETAILS)
-            table, at = plans.take(new), rows[new]
-            costs = self._price(table)
-            better = costs.fits & (costs.step_s < step[at])
-            how = (at, table.sharding, table.recompute_layers, table.recompute_modules)
-            found.append(np.stack([column[better] for column in how]))
-            times.append(costs.step_s[better])
-        if not found or len(values["replicas"]) == 1:
+        one = {"replicas": values["replicas"][:1]}
+        more = values["sharding"][values["sharding"] > self.first["sharding"][0]]
+        if len(more):
+            for plans, at in self._varied(
+                _some(whole, rows), {**one, "sharding": more, "recompute": values["recompute"][:1]}
+            ):
+                tried.note(at, plans, self._price(plans))
+        sets = values["recompute"][1:]
+        for sharding in (int(self.first["sharding"][0]), *more.tolist()):
+            # Whole layers keep only their inputs: where that does not fit, modules do not help, unless the
+            # stage is so short that the layer computed again is most of what it holds.
+            ways = rows[tried.worth(sharding, rows) | self._short_stages(_some(whole, rows))]
+            if len(ways) and len(sets):
+                only = {**one, "sharding": np.array([sharding]), "recompute": sets}
+                for plans, at in self._varied(_some(whole, ways), only):
+                    tried.note(at, plans, self._price(plans))
+        if len(values["replicas"]) == 1:
             return
-        ways, time = np.concatenate(found, axis=1), np.concatenate(times)
-        ways, time = ways[:, np.argsort(time, kind="stable")], np.sort(time)
-        first = np.unique(ways[0], return_index=True)[1]
-        first = first[time[first] * (1 - EPSILON) > bound[ways[0, first]]]
-        place = np.zeros(len(bound), dtype=np.int64)
-        place[columns["row"]] = np.arange(len(columns["row"]))
-        held = _some(columns, place[ways[0, first]])
+        again = rows[np.isfinite(tried.step[rows]) & (tried.step[rows] * (1 - EPSILON) > bound[rows])]
         tables = []
-        for how in np.unique(ways[1:, first], axis=1).T:
-            same = (ways[1:, first] == how[:, None]).all(axis=0)
+        for how in np.unique(tried.how[again], axis=0):
+            same = again[(tried.how[again] == how).all(axis=1)]
             only = {"replicas": values["replicas"][1:], "sharding": how[:1], "recompute": how[None, 1:]}
-            tables += [plans for plans, _ in self._varied(_some(held, same), only)]
+            tables += [plans for plans, _ in self._varied(_some(whole, same), only)]
         if tables:
             self._price(Plans.concatenate(tables))
+
+    def _short_stages(self, columns: Columns) -> Bools:
+        return np.asarray(columns["pp"] * 2 >= len(self.setting.model.layers))
 
     def _varied(self, columns: Columns, only: Columns) -> Iterator[tuple[Plans, Ints]]:
         """These pipelines with every combination of details, or ``only`` some, and the row each is of."""
@@ -257,6 +275,41 @@ class Bounded:
     def _tell(self, text: str) -> None:
         if self.told is not None:
             self.told(text)
+
+
+class _Tried:
+    """What is known of some pipelines: their best plan so far, and whether memory is what they lack."""
+
+    def __init__(self, count: int) -> None:
+        self.step = np.full(count, np.inf)
+        self.how = np.zeros((count, 3), dtype=np.int64)
+        """Sharding, layers and modules to recompute of the best plan."""
+        self.short = np.ones(count, dtype=np.bool_)
+        """With the first choice of everything it does not fit, or recomputes whole layers."""
+        self._short: dict[int, Bools] = {}
+
+    def note(self, rows: Ints, plans: Plans, costs: Costs) -> None:
+        """Take in priced plans, each of one of the pipelines ``rows``."""
+        fits, again = costs.fits, costs.plans.recompute_layers > 0
+        none = plans.recompute_modules == 0
+        for sharding in np.unique(plans.sharding).tolist():
+            own = none & (plans.sharding == sharding)
+            if not own.any():
+                continue
+            if not self._short:
+                self.short[rows[own]] = (~fits | again)[own]
+            worth = self._short.setdefault(sharding, np.zeros(len(self.step), dtype=np.bool_))
+            worth[rows[own]] = (fits & again)[own]
+        better = np.flatnonzero(fits & (costs.step_s < self.step[rows]))
+        best = better[np.argsort(-costs.step_s[better], kind="stable")]  # the last one stays
+        self.step[rows[best]] = costs.step_s[best]
+        how = (plans.sharding[best], plans.recompute_layers[best], plans.recompute_modules[best])
+        self.how[rows[best]] = np.stack(how, axis=1)
+
+    def worth(self, sharding: int, rows: Ints) -> Bools:
+        """Pipelines that fit with this sharding once whole layers are recomputed."""
+        found = self._short.get(sharding)
+        return np.zeros(len(rows), dtype=np.bool_) if found is None else found[rows]
 
 
 def _columns(plans: Plans, more: tuple[str, ...] = ()) -> dict[str, Ints]:

@@ -35,7 +35,6 @@ class Pool:
         """The smallest value of the objective so far."""
         self._pieces: list[tuple[Costs, Ints]] = []
         self._rows = 0
-        self._best_of: dict[int, float] = {}
 
     def add(self, costs: Costs) -> None:
         """Take in a priced table; its rows come after all earlier ones."""
@@ -49,8 +48,7 @@ class Pool:
         if not fitting:
             return
         kept = costs if fitting == len(fits) else costs.take(fits)
-        if self.meshes:
-            self._note_meshes(kept)
+        self.least = min(self.least, float(values(kept, self.objective, self.gpus_per_node).min()))
         self._pieces.append((kept, places[fits]))
         self._rows += fitting
         if self._rows > 2 * self.keep + 4 * self.meshes:
@@ -62,27 +60,6 @@ class Pool:
             return self.empty
         self._cut()
         return self._pieces[0][0]
-
-    def threshold(self, window: float = 0.0) -> float:
-        """What a plan must not exceed to be of interest: the best of the last mesh that is kept, or
-        ``window`` beyond the very best; infinite before there are enough."""
-        if len(self._best_of) < self.meshes:
-            return np.inf
-        worst = float(
-            np.partition(np.fromiter(self._best_of.values(), float), self.meshes - 1)[self.meshes - 1]
-        )
-        return max(worst, self.least * (1 + window))
-
-    def _note_meshes(self, costs: Costs) -> None:
-        found = values(costs, self.objective, self.gpus_per_node)
-        self.least = min(self.least, float(found.min()))
-        keys = mesh_keys(costs.plans)
-        by_value = np.argsort(found, kind="stable")
-        _, first = np.unique(keys[by_value], return_index=True)
-        for row in by_value[first].tolist():
-            key, value = int(keys[row]), float(found[row])
-            if value < self._best_of.get(key, np.inf):
-                self._best_of[key] = value
 
     def _cut(self) -> None:
         costs = Costs.concatenate([c for c, _ in self._pieces])

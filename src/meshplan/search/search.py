@@ -26,8 +26,11 @@ from meshplan.search.same import no_effect_rules
 
 KEEP = 100_000
 LARGE_KEEP = 2000
-MESHES = 5
-"""Best meshes of a large space whose best plan is found for certain."""
+PLANNED_SHARE = 0.95
+"""Of the memory a process can get, the share that a search fills: what is left is the median error of the
+memory estimates (``meshplan validate``). A cluster's ``memory_fraction`` replaces it."""
+MESHES = 100
+"""Meshes of a large space whose best plan is kept, however many better plans there are."""
 
 
 def search(
@@ -61,16 +64,17 @@ def search(
     of those tied with the fastest the simpler comes first. ``told`` is told what is going on.
 
     A large space is not priced plan by plan: where the cost model knows bounds, plans that cannot come into
-    the ranking are left (``Ranking.counts.skipped``), and then about ``LARGE_KEEP`` plans are kept, with
-    the best of every one of the ``MESHES`` best meshes for certain.
+    the ranking are left (``Ranking.counts.skipped``). Those within ``bounded.NEAR`` of the best are priced
+    all; about ``LARGE_KEEP`` plans are kept, among them the best found on each of ``MESHES`` meshes.
 
     Memory is bounded by blocks of plans and ``keep``, not by the size of the space. No plan is not an
     error: ``Ranking.nothing`` says why. Raises ``InputError`` when the cost model cannot price what the
     space asks for, or cannot simulate.
     """
-    setting = Setting(model, cluster, workload)
     space = Space() if space is None else space
     cost_model = cost_model_named() if cost_model is None else cost_model
+    cluster = planned(cluster, cost_model)
+    setting = Setting(model, cluster, workload)
     if fidelity == "simulate":
         simulating(cost_model)
     rules = _rules(cost_model, space, setting) if rules is None else tuple(rules)
@@ -117,6 +121,15 @@ def search(
         return len(again) > 0
 
     return replace(ranking, nothing=nothing_left(ranking, setting, funnel, works))
+
+
+def planned(cluster: Cluster, cost_model: CostModel) -> Cluster:
+    """The cluster as the search fills it: where it says nothing itself and the cost model would fill every
+    byte, ``PLANNED_SHARE`` of them."""
+    fills_all = bool(getattr(cost_model, "chooses_layouts", False))
+    if cluster.memory_fraction is None and fills_all:
+        return replace(cluster, memory_fraction=PLANNED_SHARE)
+    return cluster
 
 
 def _explored(

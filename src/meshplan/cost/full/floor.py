@@ -23,6 +23,12 @@ from meshplan.cost.full.step import hop_seconds, part_means, pipeline_parts
 from meshplan.plan.plans import Plans
 from meshplan.schedule.closed_form import step_time
 
+GRAIN = 8
+"""Layers are cut here with costs in this part of a layer: the bound needs no closer cut, and a large search
+makes thousands."""
+SLACK = 0.02
+"""A layout is chosen with rounded costs, and for plans that recompute no modules: others may find one that
+is better for them by about as much."""
 OPEN = ("dp", "recompute", "host")
 """Parts of a pipeline's time that sharding, its replicas and recomputation can still change."""
 
@@ -50,13 +56,14 @@ def pipeline_floors(c: Context, bar: float) -> tuple[Floats, Plans]:
     if not len(rows):
         return step, c.plans
     near = replace(c, plans=c.plans.take(rows))
-    plans = choose_layouts(near, priced.take(rows))
+    plans = choose_layouts(near, priced.take(rows), GRAIN)
     near = replace(near, plans=plans)
     first, of = distinct((priced.of_plan[rows], near.splits.of_plan, plans.schedule, plans.dp))
     some = near.take(first)
     time = pipeline_parts(some, priced.take(rows[first]), np.zeros(some.ranks.shape)).time
     least = np.asarray(sum(value for name, value in time.items() if name not in OPEN))
-    step[rows] = (least[of] + c.stack.step_s) * (1.0 + _spread(near))
+    cut = (least[of] + c.stack.step_s) * (1.0 + _spread(near)) * (1 - SLACK)
+    step[rows] = np.maximum(step[rows], cut)
     layout = c.plans.layout.copy()
     layout[rows] = plans.layout
     return step, replace(c.plans, layout=layout, layouts=plans.layouts)
