@@ -19,11 +19,11 @@ from meshplan.cost.full.layers import Priced
 from meshplan.cost.full.stages import V_SHAPED, even_layout
 from meshplan.plan.kinds import Schedule
 from meshplan.plan.plans import AUTO_LAYOUT, Ints, Plans
-from meshplan.schedule.layout import MemoryLimit, Split, best_split, rank_of_stage
+from meshplan.schedule.layout import Fill, MemoryLimit, best_split, rank_of_stage
 from meshplan.schedule.layout_rounds import best_rounds, pace
 
 GRAIN = 16
-"""Costs are compared in this part of a layer."""
+"""Parts of the most frequent layer in which costs are compared."""
 WORTH = 0.01
 """An uneven cut of layers that divide must spare the busiest rank this share of its work: even stages
 are simpler to launch, and their pipeline has no uneven chunks to wait for."""
@@ -33,16 +33,17 @@ LOOPED, FOLDED, BOTH_WAYS = range(3)
 Layout = tuple[int, ...]
 
 
-def choose_layouts(c: Context, priced: Priced) -> Plans:
-    """The plans with every layout chosen that they leave open."""
+def choose_layouts(c: Context, priced: Priced, grain: int = GRAIN) -> Plans:
+    """The plans with every layout chosen that they leave open; costs are compared in parts of a layer, so
+    that a coarser ``grain`` needs fewer cuts."""
     p = c.plans
     rows = np.flatnonzero(p.layout == AUTO_LAYOUT)
     if not len(rows):
         return p
-    grains, of_key = np.unique(_grains(c, priced), axis=0, return_inverse=True)
-    grain = np.ravel(of_key)[priced.of_plan[rows]]
+    grains, of_key = np.unique(_grains(c, priced, grain), axis=0, return_inverse=True)
+    key = np.ravel(of_key)[priced.of_plan[rows]]
     shape = shapes(p.schedule[rows])
-    columns = (grain, p.pp[rows], p.vp[rows], shape)
+    columns = (key, p.pp[rows], p.vp[rows], shape)
     first, of = distinct(columns)
     known = {layout: i for i, layout in enumerate(p.layouts)}
     chosen = np.full(len(first), -1, dtype=np.int64)
@@ -50,7 +51,7 @@ def choose_layouts(c: Context, priced: Priced) -> Plans:
     for i, row in enumerate(first.tolist()):
         if columns[1][row] == 1:
             continue
-        costs = tuple(grains[grain[row]].tolist())
+        costs = tuple(grains[key[row]].tolist())
         cut = best_cut(costs, kinds, *(int(column[row]) for column in columns[1:]))
         if cut is not None:
             chosen[i] = known.setdefault(cut, len(known))
@@ -88,58 +89,65 @@ def best_cut(costs: Layout, kinds: Layout, pp: int, vp: int, shape: int) -> Layo
         home = rank_of_stage(stages, ranks, v_shaped=folded)
         return float(np.bincount(home, weights=loads, minlength=ranks).max())
 
-    # From simple to involved: each must be worth it.
-    tried = [even_layout(len(layers), stages)] if len(layers) >= stages else []
-    by_rank = best_split(layers, ranks=ranks, vp=turns, v_shaped=folded, **ends)
-    splits = [by_rank]
-    if turns > 1 and not folded:
-        splits.insert(0, best_split(layers, ranks=stages, **ends))
-        splits.append(best_rounds(layers, ranks=ranks, vp=turns, **ends))
-    tried += [split.counts for split in splits if split is not None]
-    best, least = tried[0], cost(tried[0])
     divides = len(layers) % stages == 0
-    for cut in tried[1:]:
-        gain = WORTH if divides and best is tried[0] else 1e-9
-        if (found := cost(cut)) < least * (1 - gain):
-            best, least = cut, found
-    if divides and best is tried[0]:
+    ideal = (sum(layers) + embedding + head) / ranks
+    best: Layout | None = even_layout(len(layers), stages) if len(layers) >= stages else None
+    least = np.inf if best is None else cost(best)
+    even = best
+    # From simple to involved: each must be worth it, and nothing beats equal ranks.
+    for kind in ("stage", "rank", "rounds") if turns > 1 and not folded else ("rank",):
+        if least <= ideal * (1 + WORTH / 2):
+            break
+        if kind == "stage":
+            split = best_split(layers, ranks=stages, **ends)
+        elif kind == "rank":
+            split = best_split(layers, ranks=ranks, vp=turns, v_shaped=folded, **ends)
+        else:
+            split = best_rounds(layers, ranks=ranks, vp=turns, **ends)
+        assert split is not None  # without a memory limit there is always one
+        gain = WORTH if divides and best is even else 1e-9
+        if (found := cost(split.counts)) < least * (1 - gain):
+            best, least = split.counts, found
+    if best is None or (divides and best is even):
         return None
-    return _lean(layers, by_rank, ends) if turns == 1 and by_rank is not None else best
+    return _lean(layers, best, least, float(embedding), float(head)) if turns == 1 else best
 
 
-def _lean(layers: list[float], split: Split, ends: dict[str, Any]) -> Layout:
-    """A split with the same bottleneck whose fullest rank holds least: rank i of p has p - i micro-batches
-    alive (1F1B), so that early ranks had better have the fewer layers."""
-    ranks = len(split.counts)
-    alive = [ranks - i for i in range(ranks)]
-    least, most = 1, max(a * n for a, n in zip(alive, split.counts, strict=True))
-    best = split.counts
+def _lean(layers: list[float], cut: Layout, bound: float, embedding: float, head: float) -> Layout:
+    """A cut within the same bound whose fullest rank holds least: rank i of p has p - i micro-batches alive
+    (1F1B), so that early ranks had better have the fewer layers."""
+    ranks = len(cut)
+    alive = [float(ranks - i) for i in range(ranks)]
+    fewest = [0, *[1] * (ranks - 2), 0]
+    least, most = 1, int(max(a * n for a, n in zip(alive, cut, strict=True)))
+    best = cut
     while least < most:
         middle = (least + most) // 2
         memory = MemoryLimit(
             states=[0.0] * len(layers), activations=[1.0] * len(layers), in_flight=alive,
             fixed=[0.0] * ranks, limit=middle,
         )  # fmt: skip
-        found = best_split(layers, ranks=ranks, memory=memory, **ends)
-        if found is not None and found.bottleneck <= split.bottleneck * (1 + 1e-9):
-            best, most = found.counts, middle
+        fill = Fill(layers, ranks, embedding, head, fewest, memory)
+        if fill.forward(bound)[0]:
+            best, most = tuple(np.diff(fill.evened(bound)).tolist()), middle
         else:
             least = middle + 1
     return best
 
 
-def _grains(c: Context, priced: Priced) -> Ints:
-    """(keys, kinds + 2): costs of layer kinds, embedding and head in parts of the mean layer."""
+def _grains(c: Context, priced: Priced, grain: int) -> Ints:
+    """(keys, kinds + 2): costs of layer kinds, in parts of the most frequent one; embedding and head, in
+    pairs of them."""
     stack, ends = c.stack, priced.ends
     costs = [
         np.maximum(t.forward_s, t.host) + np.maximum(t.backward_s + t.selective, t.host * stack.host_backward)
         for t in priced.times
     ]
-    counts = np.bincount(c.model.kind_ids, minlength=len(costs))
-    mean = np.asarray(sum(n * cost for n, cost in zip(counts, costs, strict=True))) / max(counts.sum(), 1)
+    usual = costs[int(np.bincount(c.model.kind_ids, minlength=len(costs)).argmax())]
     embedding: Floats = ends.embedding_forward + ends.embedding_backward
     head: Floats = ends.head_forward + ends.head_backward
     for layer in c.model.mtp:  # multi-token-prediction layers sit with the head
         head = head + costs[c.kinds.index(layer)]
-    table = np.stack([*costs, embedding, head], axis=1) / mean[:, None]
-    return np.asarray(np.rint(table * GRAIN), dtype=np.int64)
+    kinds = np.rint(np.stack(costs, axis=1) / usual[:, None] * GRAIN)
+    both = np.rint(np.stack([embedding, head], axis=1) / usual[:, None] * GRAIN / 2) * 2
+    return np.asarray(np.concatenate([kinds, both], axis=1), dtype=np.int64)
