@@ -54,7 +54,7 @@ def random_job(rng: random.Random, models: tuple[str, ...] = MODELS) -> Job:
         pp=pp,
         vp=vp,
         schedule=schedule,
-        layout=random_layout(rng, layers, pp * vp) if rng.random() < 0.4 and layers >= pp * vp else None,
+        layout=random_layout(rng, layers, pp * vp) if rng.random() < 0.4 and layers >= pp * vp - 2 else None,
         dp=dp,
         sharding=rng.choice(list(Sharding)),
         replicas=rng.choice((1, 1, 2)) if dp % 2 == 0 else 1,
@@ -90,9 +90,14 @@ def _schedule(rng: random.Random, pp: int, vp: int) -> Schedule:
 
 
 def random_layout(rng: random.Random, layers: int, stages: int) -> tuple[int, ...]:
-    """A random cut of layers into stages, none of them empty."""
-    cuts = sorted(rng.sample(range(1, layers), stages - 1)) if stages > 1 else []
-    return tuple(b - a for a, b in zip([0, *cuts], [*cuts, layers], strict=True))
+    """A random cut of layers into stages; only the ends may be empty, they have embedding and head."""
+    head, tail = rng.random() < 0.15 and stages > 2, rng.random() < 0.15 and stages > 2
+    if stages > layers:
+        head, tail = True, stages - 2 == layers or tail
+    full = stages - head - tail
+    cuts = sorted(rng.sample(range(1, layers), full - 1)) if full > 1 else []
+    inner = [b - a for a, b in zip([0, *cuts], [*cuts, layers], strict=True)]
+    return (*[0] * head, *inner, *[0] * tail)
 
 
 def model_named(name: str) -> Model:

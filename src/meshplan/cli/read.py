@@ -139,7 +139,9 @@ def _price(cost_model: FullModel, reading: Reading) -> Costs | None:
     plan, setting = reading.plan, reading.setting
     if plan.gpus != setting.cluster.gpus or setting.workload.gbs < plan.dp * plan.mbs:
         return None
-    if plan.pp * plan.vp > len(setting.model.layers) or plan.tp * plan.cp * plan.dp % (plan.ep * plan.etp):
+    if plan.layout is None and plan.pp * plan.vp > len(setting.model.layers):
+        return None
+    if plan.tp * plan.cp * plan.dp % (plan.ep * plan.etp):
         return None
     try:
         return price_of(cost_model, setting, plan, reading.order)

@@ -38,6 +38,8 @@ class Found:
     accumulation: int | None = None
     """Micro-batches of a data-parallel rank in a step."""
     precision: str | None = None
+    connections: str | None = None
+    """``CUDA_DEVICE_MAX_CONNECTIONS`` where the framework cares; empty: not in the file."""
     defaults: dict[str, str] = field(default_factory=dict)
     unknown: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)

@@ -127,11 +127,12 @@ def plain(plan: Plan, model: Model) -> Plan:
     """The same plan with what has no effect at its default, so that equal plans compare equal.
 
     Without tensor parallelism there is no sequence parallelism to choose, without context parallelism
-    no kind of it, without a pipeline no schedule; an even layout is no layout; recomputing at least as
-    many layers as a rank has is recomputing all.
+    no kind of it, without a pipeline no schedule; an even layout is no layout, unless stages at its ends
+    have no layers; recomputing at least as many layers as a rank has is recomputing all.
     """
     stages = stage_layers(plan, len(model.layers))
-    even = plan.layout is None or stages == even_split(len(model.layers), len(stages))
+    even = stages == even_split(len(model.layers), len(stages)) and len(stages) <= len(model.layers)
+    even |= plan.layout is None
     fullest = max(sum(stages[rank :: plan.pp]) for rank in range(plan.pp))
     layers = ALL_LAYERS if plan.recompute_layers >= max(fullest, 1) else plan.recompute_layers
     has_experts = any(isinstance(layer.mlp, Moe) for layer in model.layers)

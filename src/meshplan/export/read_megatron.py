@@ -65,7 +65,7 @@ def read_megatron(args: Settings, what: str, environment: dict[str, str]) -> Fou
     _sharding(args, found)
     _recompute(args, found)
     found.order = PP_BEFORE_DP if args.truth("--use-tp-pp-dp-mapping") else DEFAULT_ORDER
-    _environment(found, environment)
+    found.connections = environment.get("CUDA_DEVICE_MAX_CONNECTIONS", "")
     found.unknown = [flag for flag in args.values if flag not in known_flags()]
     return found
 
@@ -240,18 +240,3 @@ def _recompute(args: Settings, found: Found) -> None:
     else:
         found.default("recompute", "none")
     found.columns |= {"recompute_layers": layers, "recompute_modules": modules}
-
-
-def _environment(found: Found, environment: dict[str, str]) -> None:
-    connections = environment.get("CUDA_DEVICE_MAX_CONNECTIONS")
-    fsdp = found.columns["sharding"] >= Sharding.ZERO2
-    model_parallel = found.columns["tp"] > 1 or found.columns["cp"] > 1
-    if fsdp and connections == "1":
-        found.problems.append("FSDP refuses CUDA_DEVICE_MAX_CONNECTIONS=1")
-    elif model_parallel and not fsdp and connections not in (None, "1"):
-        found.problems.append(
-            f"CUDA_DEVICE_MAX_CONNECTIONS is {connections};"
-            " tensor and context parallelism need 1 before Blackwell"
-        )
-    elif model_parallel and not fsdp and connections is None:
-        found.notes.append("CUDA_DEVICE_MAX_CONNECTIONS=1 is not in this file; GPUs before Blackwell need it")

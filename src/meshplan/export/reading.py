@@ -8,11 +8,13 @@ from typing import Any
 from meshplan.cluster.cluster import Cluster
 from meshplan.cluster.presets import cluster_of, load_gpu
 from meshplan.errors import InputError
+from meshplan.export.environment import BLACKWELL
 from meshplan.export.found import Found
 from meshplan.export.launch import plain
 from meshplan.model.load import load_model
 from meshplan.model.model import Model
 from meshplan.model.presets import preset, preset_names
+from meshplan.plan.kinds import Sharding
 from meshplan.plan.plans import DEFAULT_ORDER, Plan
 from meshplan.plan.rules import Setting, broken, framework_rules
 from meshplan.plan.workload import Workload
@@ -88,6 +90,7 @@ def resolve(found: Found, given: Given) -> Reading:
             "with pp inside dp Megatron needs the same dp in attention and experts,"
             f" not {plan.dp} and {plan.edp}"
         )
+    _check_connections(found, plan, cluster, problems)
     problems += _broken(found.kind, setting, plan, problems)
     return Reading(
         kind=found.kind,
@@ -100,6 +103,24 @@ def resolve(found: Found, given: Given) -> Reading:
         problems=tuple(dict.fromkeys(problems)),
         notes=tuple(found.notes),
     )
+
+
+def _check_connections(found: Found, plan: Plan, cluster: Cluster, problems: list[str]) -> None:
+    """Megatron's own checks of ``CUDA_DEVICE_MAX_CONNECTIONS``; see ``environment``."""
+    said = found.connections
+    if said is None:
+        return
+    if plan.sharding >= Sharding.ZERO2:
+        if said == "1":
+            problems.append("FSDP refuses CUDA_DEVICE_MAX_CONNECTIONS=1")
+        return
+    if cluster.gpu.name in BLACKWELL or said == "1" or (plan.tp == 1 and plan.cp == 1):
+        return
+    if said:
+        need = "tensor and context parallelism need 1 before Blackwell"
+        problems.append(f"CUDA_DEVICE_MAX_CONNECTIONS is {said}; {need}")
+    else:
+        found.notes.append("CUDA_DEVICE_MAX_CONNECTIONS=1 is not in this file; GPUs before Blackwell need it")
 
 
 def _model(found: Found, given: Given) -> Model:
