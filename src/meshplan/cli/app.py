@@ -1,10 +1,12 @@
 """The commands, and how a run of any of them ends: exit codes and one-sentence errors."""
 
+import errno
 import json
 import os
 import sys
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from typing import NamedTuple
 
 import cyclopts
@@ -81,6 +83,8 @@ def build() -> cyclopts.App:
 def run(argv: list[str]) -> int:
     """Run one command line; every way it can end becomes an exit code."""
     wants_json = _wants_json(argv)
+    if sys.stdout is None:  # closed by whoever started us
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
     _tolerate_narrow_encodings()
     code = 0
     try:
@@ -96,6 +100,10 @@ def run(argv: list[str]) -> int:
     except BrokenPipeError:  # the reader (head, less) has what it wanted
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except Exception as error:  # the outermost frame: a bug ends as a sentence too
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _complain("cannot write the output: no space left on the device", 2, wants_json)
+            return 2
         if os.environ.get("MESHPLAN_DEBUG") == "1":
             raise
         code = BUG

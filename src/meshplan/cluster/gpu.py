@@ -78,6 +78,10 @@ class Gpu:
         Raises ``InputError`` when the part does not have it.
         """
         found = self.peak_flops.get(_RUNS_ON.get(precision, precision))
+        if precision == "mxfp8" and "fp4" not in self.peak_flops:  # block scales came with fp4
+            found = None
+        if precision == "nvfp4" and not self.title.startswith("NVIDIA"):
+            found = None
         if found is None:
             has = ", ".join(self.peak_flops)
             raise InputError(f"GPU {self.name} has no {precision} matrix multiplication; it has {has}")

@@ -27,7 +27,7 @@ def load_model(name_or_path: str, *, download: bool = False) -> Model:
     if _exists(name) or _is_path(name):
         from meshplan.model.hf import read_config
 
-        return read_config(Path(name).expanduser())
+        return read_config(Path(os.path.expanduser(name)))  # noqa: PTH111  (leaves an unknown ~user as it is)
     return _from_hub(name, download=download)
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from meshplan.cost.costs import Costs, Floats
 from meshplan.plan.kinds import Schedule, Sharding
-from meshplan.plan.plans import Plans
+from meshplan.plan.plans import ALL_LAYERS, Plans
 from meshplan.report.parts import bars, step_time, wrap
 from meshplan.report.plan_rows import module_names
 from meshplan.report.screen import Screen, bar, printable
@@ -20,6 +22,10 @@ SMALLEST_SHARE = 0.005
 SHOWN_SHARES = 4
 LONGEST_LAYOUT = 16
 """Characters of a layout in a row of the table."""
+
+
+ROOMY = 0.95
+"""Share of the memory up to which a plan is taken to fit for certain: the rest is the usual error."""
 
 
 def plan_text(ranking: Ranking, top: int, screen: Screen) -> str:
@@ -78,7 +84,8 @@ def _extras(plans: Plans, i: int) -> list[str]:
     schedule, sharding = Schedule(int(plans.schedule[i])), Sharding(int(plans.sharding[i]))
     words = [schedule.label] if plans.pp[i] > 1 and schedule is not Schedule.ONE_F_ONE_B else []
     words += [sharding.label] if sharding is not Sharding.ZERO1 else []
-    words += [f"re{plans.recompute_layers[i]}"] if plans.recompute_layers[i] else []
+    layers = int(plans.recompute_layers[i])
+    words += [f"re{layers}" if layers < ALL_LAYERS else "re-all"] if layers else []
     words += [_stages(plans, i)] if plans.layout[i] >= 0 else []
     return words + module_names(int(plans.recompute_modules[i]))
 
@@ -166,6 +173,7 @@ def _first(parts: Mapping[str, Floats]) -> dict[str, float]:
 def _closing(ranking: Ranking, top: int) -> list[str]:
     lines = []
     miss = ranking.closest_miss
+    lines += _tight(ranking)
     if miss is not None:
         name = plan_names(miss.costs.plans, ranking.space.order)[0]
         need, more = format_bytes(miss.costs.memory_bytes[0]), format_bytes(miss.excess_bytes)
@@ -177,6 +185,26 @@ def _closing(ranking: Ranking, top: int) -> list[str]:
     if len(ranking) and (ranking.costs.plans.recompute_layers[:top] > 0).any():
         lines.append("reN: N layers of every stage are recomputed in the backward pass")
     return lines
+
+
+def _tight(ranking: Ranking) -> list[str]:
+    """A warning where the best plan fills almost all the memory, with the first one that does not."""
+    if not len(ranking):
+        return []
+    costs = ranking.costs
+    filled = costs.memory_bytes / costs.memory_limit_bytes
+    if filled[0] <= ROOMY:
+        return []
+    text = (
+        f"#1 fills {filled[0]:.0%} of the memory; estimates are off by 5% in the median: it may run out"
+    )
+    roomy = np.flatnonzero(filled <= ROOMY)
+    if roomy.size:
+        i = int(roomy[0])
+        name = plan_names(costs.plans.take(slice(i, i + 1)), ranking.space.order)[0]
+        slower = costs.step_s[i] / costs.step_s[0] - 1
+        text += f"; #{i + 1}, {name}, fills {filled[i]:.0%} and takes {slower:.1%} longer"
+    return [text]
 
 
 def _miss_gain(ranking: Ranking, miss: Costs) -> str:

@@ -26,9 +26,6 @@ from meshplan.search.same import no_effect_rules
 
 KEEP = 100_000
 LARGE_KEEP = 2000
-PLANNED_SHARE = 0.95
-"""Of the memory a process can get, the share that a search fills: what is left is the median error of the
-memory estimates (``meshplan validate``). A cluster's ``memory_fraction`` replaces it."""
 MESHES = 100
 """Meshes of a large space whose best plan is kept, however many better plans there are."""
 
@@ -73,7 +70,6 @@ def search(
     """
     space = Space() if space is None else space
     cost_model = cost_model_named() if cost_model is None else cost_model
-    cluster = planned(cluster, cost_model)
     setting = Setting(model, cluster, workload)
     if fidelity == "simulate":
         simulating(cost_model)
@@ -121,15 +117,6 @@ def search(
         return len(again) > 0
 
     return replace(ranking, nothing=nothing_left(ranking, setting, funnel, works))
-
-
-def planned(cluster: Cluster, cost_model: CostModel) -> Cluster:
-    """The cluster as the search fills it: where it says nothing itself and the cost model would fill every
-    byte, ``PLANNED_SHARE`` of them."""
-    fills_all = bool(getattr(cost_model, "chooses_layouts", False))
-    if cluster.memory_fraction is None and fills_all:
-        return replace(cluster, memory_fraction=PLANNED_SHARE)
-    return cluster
 
 
 def _explored(

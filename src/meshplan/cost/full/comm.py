@@ -50,11 +50,13 @@ class Links:
     profile: Profile
     network_rate: float
     scaleup_rate: float
+    all_to_all_rate: float
 
     def seconds(self, op: str, size_bytes: Floats, group: Group, span: Ints) -> Floats:
         """One collective over ``group``, whose neighbours stand ``span`` ranks apart."""
         tiers = self.cluster.tiers
         network = tiers[1] if len(tiers) > 1 else tiers[0]
+        across = self.all_to_all_rate if op == "all_to_all" else self.network_rate
         return np.asarray(
             collective_seconds(
                 self.profile,
@@ -66,7 +68,7 @@ class Links:
                 network_bandwidth=link_bandwidth(self.cluster, group.size * span),
                 network_latency_s=network.latency_s,
             )
-            / np.where(group.size > group.per_node, self.network_rate, self.scaleup_rate)
+            / np.where(group.size > group.per_node, across, self.scaleup_rate)
         )
 
 

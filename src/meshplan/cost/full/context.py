@@ -53,6 +53,7 @@ class Context:
             profile=self.profile,
             network_rate=self.stack.network_rate,
             scaleup_rate=self.stack.scaleup_rate,
+            all_to_all_rate=self.stack.all_to_all_rate or self.stack.network_rate,
         )
 
     @cached_property

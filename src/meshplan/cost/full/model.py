@@ -17,6 +17,7 @@ from meshplan.cost.full.layers import price_layers
 from meshplan.cost.full.memory import memory_limit, peak
 from meshplan.cost.full.stack import Stack, load_stack
 from meshplan.cost.full.step import step_parts
+from meshplan.errors import InputError
 from meshplan.model.flops import flop_per_token
 from meshplan.model.model import Model
 from meshplan.plan.plans import AUTO_LAYOUT, Ints, Plans
@@ -25,7 +26,7 @@ from meshplan.plan.workload import Workload
 if TYPE_CHECKING:
     from meshplan.cost.full.pipeline import Pipelines
 
-PEAK_OF = {"bf16": "bf16", "fp16": "bf16", "fp8": "fp8", "mxfp8": "fp8", "nvfp4": "fp4", "fp32": "fp32"}
+PEAK_OF = {"bf16": "bf16", "fp16": "bf16", "fp8": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}
 """The peak that MFU of a precision is measured against."""
 
 
@@ -106,6 +107,10 @@ class FullModel:
     def _context(
         self, model: Model, cluster: Cluster, workload: Workload, plans: Plans, gbs: Ints | None
     ) -> Context:
+        if workload.precision == "fp32":
+            raise InputError("the full cost model does not price fp32 training; it does bf16, fp16 and fp8")
+        if PEAK_OF[workload.precision] != "bf16":
+            cluster.gpu.peak(workload.precision)
         return Context(
             model=model,
             cluster=cluster,

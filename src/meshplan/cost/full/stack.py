@@ -95,6 +95,8 @@ class Stack:
     """*Fitted*: sustained share of HBM bandwidth in element-wise operators."""
     network_rate: float = 1.0
     """*Fitted*: sustained share of the expected rate of collectives that cross nodes."""
+    all_to_all_rate: float = 0.0
+    """``network_rate`` of all-to-alls, where it is another; 0: the same."""
     scaleup_rate: float = 1.0
     """*Fitted*: sustained share of the measured rate of collectives inside a scale-up domain."""
     cast_share: float = 1.0
