@@ -2,7 +2,7 @@
 
 import json
 import sys
-from typing import Annotated, Literal
+from typing import Annotated
 
 import cyclopts
 from cyclopts import Parameter
@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from meshplan.cli.estimate import V_KINDS, PlanFlags
 from meshplan.cli.flags import ClusterFlags, SpaceFlags, WorkloadFlags
 from meshplan.cli.help import HelpFormatter
-from meshplan.cli.options import Json
+from meshplan.cli.options import Framework, Json
 from meshplan.cli.question import Question, question
 from meshplan.model.layers import Moe
 from meshplan.plan.frameworks import framework_defaults
@@ -23,10 +23,6 @@ from meshplan.search.check import check_plan
 app = cyclopts.App(name="check", help_formatter=HelpFormatter())
 
 INVALID = 1
-Framework = Literal[
-    "any", "megatron", "megatron-bridge", "torchtitan", "pytorch", "deepspeed", "accelerate", "mindspeed",
-    "paddle",
-]  # fmt: skip
 
 
 @app.default

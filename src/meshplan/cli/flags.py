@@ -9,8 +9,17 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 
-from meshplan.cli.options import OptionalCount, option, read_degree, read_kind, read_order, read_recompute
-from meshplan.plan.kinds import Recompute, Schedule, Sharding
+from meshplan.cli.options import (
+    Framework,
+    OptionalCount,
+    option,
+    read_degree,
+    read_kind,
+    read_order,
+    read_recompute,
+    read_switch,
+)
+from meshplan.plan.kinds import CpKind, Recompute, Schedule, Sharding
 
 Degrees = Annotated[tuple[int, ...] | None, option(read_degree, many=True)]
 Schedules = Annotated[tuple[Schedule, ...] | None, option(read_kind(Schedule), many=True, metavar="NAME")]
@@ -18,6 +27,8 @@ Shardings = Annotated[tuple[Sharding, ...] | None, option(read_kind(Sharding), m
 Recomputes = Annotated[
     tuple[tuple[int, Recompute], ...] | None, option(read_recompute, many=True, metavar="HOW")
 ]
+Switches = Annotated[tuple[bool, ...] | None, option(read_switch, many=True, metavar="on|off")]
+CpKinds = Annotated[tuple[CpKind, ...] | None, option(read_kind(CpKind), many=True, metavar="NAME")]
 Order = Annotated[tuple[str, ...] | None, option(read_order, metavar="DIMS")]
 
 
@@ -56,7 +67,11 @@ class SpaceFlags:
     """The plans to look at; a dimension not given takes every sensible value."""
 
     tp: Annotated[Degrees, Parameter(help="Tensor parallel.")] = None
+    sp: Annotated[Switches, Parameter(help="Sequence parallel beside tp: on, off, or both.")] = None
     cp: Annotated[Degrees, Parameter(help="Context parallel.")] = None
+    cp_kind: Annotated[
+        CpKinds, Parameter(help=f"Exchange of context parallel: {', '.join(k.label for k in CpKind)}.")
+    ] = None
     pp: Annotated[Degrees, Parameter(help="Pipeline parallel.")] = None
     dp: Annotated[Degrees, Parameter(help="Data parallel.")] = None
     vp: Annotated[Degrees, Parameter(help="Virtual stages of a pipeline rank.")] = None
@@ -67,11 +82,29 @@ class SpaceFlags:
         Schedules, Parameter(help=f"Pipeline schedule: {', '.join(s.label for s in Schedule)}.")
     ] = None
     sharding: Annotated[Shardings, Parameter(help="Of data parallel: ddp, zero1, zero2, zero3.")] = None
+    replicas: Annotated[Degrees, Parameter(help="Copies of the shards over data parallel (HSDP).")] = None
     recompute: Annotated[
         Recomputes,
         Parameter(help="auto, none, all, a number of layers a stage, or modules joined by +."),
     ] = None
     order: Annotated[Order, Parameter(help="Dimensions from inside out, such as tp-cp-ep-dp-pp.")] = None
+
+
+@Parameter(name="*", group=Group("Space (one value, or values to try: 2,4,8)", sort_key=3))
+@dataclass(kw_only=True)
+class SizeFlags:
+    """How many plans to look at, and for whom."""
+
+    space: Annotated[
+        Literal["plain", "small", "full"] | None,
+        Parameter(
+            metavar="SIZE",
+            help="plain: degrees alone; small: also virtual stages and FSDP; full: every choice.",
+        ),
+    ] = None
+    framework: Annotated[
+        Framework | None, Parameter(metavar="NAME", help="Only what this framework can run; any: no limit.")
+    ] = None
 
 
 def given(flags: Any) -> dict[str, Any]:

@@ -34,11 +34,12 @@ from meshplan.cli.options import (
     read_list,
     read_order,
     read_recompute,
+    read_switch,
 )
 from meshplan.cluster.files import parse_table
 from meshplan.errors import InputError, nearest, shown
 from meshplan.files import read_text
-from meshplan.plan.kinds import Schedule, Sharding
+from meshplan.plan.kinds import CpKind, Schedule, Sharding
 from meshplan.plan.space import DEGREES
 
 SUFFIXES = (".yaml", ".yml", ".toml")
@@ -50,6 +51,9 @@ WORKLOAD: Mapping[str, Callable[[str, str], Any]] = {
 }
 SPACE: Mapping[str, Callable[[str, str], Any]] = {
     **dict.fromkeys(DEGREES, read_degree),
+    "sp": read_switch,
+    "cp_kind": read_kind(CpKind),
+    "replicas": read_degree,
     "schedule": read_kind(Schedule),
     "sharding": read_kind(Sharding),
     "recompute": read_recompute,

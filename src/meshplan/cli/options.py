@@ -64,6 +64,11 @@ Count = Annotated[int, option(read_count)]
 OptionalCount = Annotated[int | None, option(read_count)]
 """One that may be left out."""
 Format = Literal["table", "json", "csv", "markdown"]
+Framework = Literal[
+    "any", "megatron", "megatron-bridge", "torchtitan", "pytorch", "deepspeed", "accelerate", "mindspeed",
+    "paddle",
+]  # fmt: skip
+"""Whose rules plans are held to."""
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="Same as --format json.")]
 
 
@@ -102,6 +107,15 @@ def read_recompute(text: str, what: str) -> tuple[int, Recompute]:
                 f"{what} {shown(part)} is not a number of layers or one of {', '.join(known)}{ask}"
             )
     return layers, modules
+
+
+def read_switch(text: str, what: str) -> bool:
+    """``on`` or ``off``."""
+    words = {"on": True, "yes": True, "true": True, "off": False, "no": False, "false": False}
+    found = words.get(text.lower())
+    if found is None:
+        raise InputError(f"{what} {shown(text)} is neither on nor off")
+    return found
 
 
 def read_order(text: str, what: str) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from meshplan.cli.flags import ClusterFlags, SpaceFlags, WorkloadFlags, given
+from meshplan.cli.flags import ClusterFlags, SizeFlags, SpaceFlags, WorkloadFlags, given
 from meshplan.cli.job import Job, is_job_file, load_job
 from meshplan.cluster.cluster import Cluster
 from meshplan.cluster.files import cluster_of_table, load_cluster
@@ -14,9 +14,12 @@ from meshplan.cost.models import DEFAULT, cost_model_named
 from meshplan.errors import InputError
 from meshplan.model.load import load_model
 from meshplan.model.model import Model
-from meshplan.plan.space import Space
+from meshplan.plan.space import Size, Space
 from meshplan.plan.workload import Workload
+from meshplan.search.bounded import can_bound
 
+USUAL_SIZE: Size = "plain"
+"""The space that is searched unless another is asked for."""
 MACHINE_FLAGS = {"gpu": "--gpu", "nic": "--nic", "gpus_per_node": "--gpus-per-node"}
 
 
@@ -39,17 +42,28 @@ def question(
     *,
     cost_model: str | None = None,
     download: bool = False,
+    size: SizeFlags | None = None,
+    usual: Size = USUAL_SIZE,
 ) -> Question:
-    """Read a model argument (a model, or a job file) and flags; raises ``InputError``."""
+    """Read a model argument (a model, or a job file) and flags; raises ``InputError``.
+
+    ``size``: how many plans to look at and for which framework; ``usual``: the size unless the flags say
+    another, for cost models that can price such plans.
+    """
     job = load_job(what) if is_job_file(what) else Job(path="", model=what)
     if job.model is None:
         raise InputError(f"{job.where}: model is missing")
+    read, size = load_model(job.model, download=download), size or SizeFlags()
+    prices = cost_model_named(cost_model or job.cost_model or DEFAULT)
+    usual = usual if can_bound(prices) else "plain"
     return Question(
         cluster=_cluster(given(cluster), job),
         workload=_workload({**job.workload, **given(workload)}, job),
-        space=Space(**{**job.space, **given(space)}),
-        cost_model=cost_model_named(cost_model or job.cost_model or DEFAULT),
-        model=load_model(job.model, download=download),
+        space=Space.of(
+            size.space or usual, read, size.framework or "any", **{**job.space, **given(space)}
+        ),
+        cost_model=prices,
+        model=read,
     )
 
 

@@ -7,9 +7,8 @@ from typing import Annotated
 import cyclopts
 from cyclopts import Parameter
 
-from meshplan.cli.check import Framework
 from meshplan.cli.help import HelpFormatter
-from meshplan.cli.options import Json
+from meshplan.cli.options import Framework, Json
 from meshplan.plan.rules import REGISTRY, rule_named, rules_of, warnings_of
 from meshplan.report.rules_view import rule_data, rule_text, rules_data, rules_text
 from meshplan.report.screen import Screen
