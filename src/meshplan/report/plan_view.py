@@ -195,9 +195,7 @@ def _tight(ranking: Ranking) -> list[str]:
     filled = costs.memory_bytes / costs.memory_limit_bytes
     if filled[0] <= ROOMY:
         return []
-    text = (
-        f"#1 fills {filled[0]:.0%} of the memory; estimates are off by 5% in the median: it may run out"
-    )
+    text = f"#1 fills {filled[0]:.0%} of the memory; estimates are off by 5% in the median: it may run out"
     roomy = np.flatnonzero(filled <= ROOMY)
     if roomy.size:
         i = int(roomy[0])
