@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import cyclopts
+import numpy as np
 from cyclopts import Parameter
 
-from meshplan.cli.flags import ClusterFlags, SpaceFlags, WorkloadFlags
+from meshplan.cli.flags import ClusterFlags, SizeFlags, SpaceFlags, WorkloadFlags
 from meshplan.cli.job import is_phased
 from meshplan.cli.options import Count, Format, Json
+from meshplan.cli.progress import progress
 from meshplan.cli.question import Question, question
 from meshplan.cli.run_flags import RunFlags, StudyFlags
 from meshplan.cost.models import COST_MODELS, DEFAULT
@@ -19,8 +21,10 @@ from meshplan.report.plan_rows import flat, ranking_data
 from meshplan.report.plan_view import plan_markdown, plan_text
 from meshplan.report.screen import Screen
 from meshplan.report.table import csv_text
+from meshplan.search.band import error_band
 from meshplan.search.fidelity import Fidelity, can_simulate
 from meshplan.search.heap import keep_freed_memory
+from meshplan.search.objective import Objective
 from meshplan.search.ranking import Nothing, Ranking
 from meshplan.search.search import search
 
@@ -40,6 +44,10 @@ def plan(
     cluster: ClusterFlags | None = None,
     workload: WorkloadFlags | None = None,
     space: SpaceFlags | None = None,
+    size: SizeFlags | None = None,
+    objective: Annotated[Objective, Parameter(metavar="NAME")] = "step",
+    ties: Annotated[bool, Parameter(negative="--no-ties")] = True,
+    pareto: Annotated[bool, Parameter(negative=())] = False,
     study: StudyFlags | None = None,
     run: RunFlags | None = None,
     cost_model: Annotated[str | None, Parameter(metavar="NAME", help=PRICED_BY)] = None,
@@ -61,6 +69,14 @@ def plan(
         A preset (see `meshplan models`), a config.json or its folder, a name in the Hugging Face
         cache, or a job file (.yaml, .toml) with model, cluster, workload and space. Flags win over it.
         A job file with phases gets a plan for each phase.
+    objective
+        What ranks the plans: step, mfu or cost (on one cluster the same order), memory (the least on the
+        fullest GPU), simplicity (the fewest things that must work).
+    ties
+        Put the simplest plan first of those that are as fast as the fastest within the usual error of the
+        cost model; --no-ties ranks by time alone.
+    pareto
+        Only plans that no other beats in step time, memory and simplicity at once.
     fidelity
         estimate ranks by the cost model's closed form; simulate also simulates the pipelines of the best
         plans, as many as it takes to be certain of those shown (default: simulate, where it can).
@@ -88,8 +104,11 @@ def plan(
         space or SpaceFlags(),
         cost_model=cost_model,
         download=download,
+        size=size,
+        usual="small",
     )
     keep_freed_memory()
+    usual_error = error_band(asked.cost_model.name, asked.model) if ties else None
     ranking = search(
         asked.model,
         asked.cluster,
@@ -98,7 +117,12 @@ def plan(
         cost_model=asked.cost_model,
         fidelity=fidelity or ("simulate" if can_simulate(asked.cost_model) else "estimate"),
         sure=min(top, MOST_SURE),
+        objective=objective,
+        band=0.0 if usual_error is None else usual_error.share,
+        told=progress(),
     )
+    if pareto:
+        ranking = ranking.take(np.flatnonzero(ranking.pareto))
     nothing = ranking.nothing
     if nothing is not None and nothing.limit == "rules":
         raise InputError(no_plan(nothing, ranking))
@@ -106,7 +130,6 @@ def plan(
     sections, data = _studies(asked, ranking, study or StudyFlags(), run or RunFlags(), form)
     sys.stdout.write(_render(ranking, top, form, data) + sections)
     if html is not None or svg is not None:
-        from meshplan.cli.progress import progress
         from meshplan.cli.report import write_report
         from meshplan.report.gather import report_data
 

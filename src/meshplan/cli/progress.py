@@ -6,16 +6,18 @@ import time
 from collections.abc import Callable
 
 QUIET_S = 1.0
-"""Commands that are done by then say nothing."""
+"""Commands that are done by then say nothing; later ones not more often than this."""
 
 
 def progress() -> Callable[[str], None]:
-    """Tells what is being done; silent for the first second and with ``MESHPLAN_NO_PROGRESS``."""
-    start = time.monotonic()
+    """Tells what is being done, once a second; silent with ``MESHPLAN_NO_PROGRESS``."""
+    last = time.monotonic()
     silent = bool(os.environ.get("MESHPLAN_NO_PROGRESS"))
 
     def told(text: str) -> None:
-        if not silent and time.monotonic() - start > QUIET_S:
+        nonlocal last
+        if not silent and time.monotonic() - last > QUIET_S:
+            last = time.monotonic()
             print(f"({text})", file=sys.stderr, flush=True)
 
     return told

@@ -20,11 +20,14 @@ SCHEMA_VERSION = 1
 def ranking_data(ranking: Ranking, top: int | None = None) -> dict[str, Any]:
     """The whole answer; ``plans`` holds the first ``top`` (default: all that were kept).
 
-    Bytes, seconds and FLOP/s throughout. ``relative`` is a plan's step time over the best one's.
+    Bytes, seconds and FLOP/s throughout. ``relative`` is a plan's step time over the fastest one's, ``tied``
+    whether it is as good as that within ``tie_band``, ``complexity`` how many things must work beside data
+    parallelism, ``pareto`` whether no other beats it in step time, memory and complexity at once.
     """
     shown = len(ranking) if top is None else min(top, len(ranking))
     miss = ranking.closest_miss
     nothing = ranking.nothing
+    tied, complexity, pareto = ranking.tied, ranking.complexity, ranking.pareto
     return {
         "schema_version": SCHEMA_VERSION,
         "model": model_data(ranking.model),
@@ -37,14 +40,22 @@ def ranking_data(ranking: Ranking, top: int | None = None) -> dict[str, Any]:
             "removed": dict(ranking.counts.removed),
             "memory": ranking.counts.memory,
             "feasible": ranking.counts.feasible,
+            "skipped": dict(ranking.counts.skipped),
             "shown": shown,
         },
+        "space": ranking.space.size,
+        "framework": ranking.space.framework,
+        "objective": ranking.objective,
+        "tie_band": ranking.band,
         "fidelity": fidelity_data(ranking),
         "plans": [
             {
                 "rank": i + 1,
                 "simulated": ranking.simulated is not None and bool(ranking.simulated.rows[i]),
-                "relative": float(ranking.costs.step_s[i] / ranking.costs.step_s[0]),
+                "relative": float(ranking.costs.step_s[i] / ranking.costs.step_s.min()),
+                "tied": bool(tied[i]),
+                "complexity": int(complexity[i]),
+                "pareto": bool(pareto[i]),
                 **plan_data(ranking.costs, i, ranking.workload, ranking.cluster.gpus),
             }
             for i in range(shown)

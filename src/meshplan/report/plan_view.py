@@ -14,6 +14,8 @@ from meshplan.report.plan_rows import module_names
 from meshplan.report.screen import Screen, bar, printable
 from meshplan.report.table import Column, markdown, table
 from meshplan.schedule.layout_string import short_layout
+from meshplan.search.band import error_band
+from meshplan.search.pool import first_of_mesh
 from meshplan.search.ranking import Ranking
 from meshplan.units import format_bandwidth, format_bytes
 
@@ -34,31 +36,47 @@ def plan_text(ranking: Ranking, top: int, screen: Screen) -> str:
     simulated = _simulated(ranking)
     lines += [*(wrap(simulated, screen.width) if simulated else []), ""]
     if len(ranking):
-        shown = min(top, len(ranking))
+        shown = shown_rows(ranking, top)
         head, *rows = table(plan_columns(ranking, shown), screen.width)
-        lines += [screen.bold(head), *rows, ""]
-        lines += _best(ranking, screen)
+        lines += [screen.bold(head), *rows]
+        lines += [line for text in _ties(ranking, shown) for line in wrap(text, screen.width)]
+        lines += ["", *_best(ranking, screen)]
     lines += [line for text in _closing(ranking, top) for line in wrap(text, screen.width)]
     return screen.text("\n".join(lines).rstrip() + "\n")
 
 
 def plan_markdown(ranking: Ranking, top: int) -> str:
     """The table alone, in Markdown."""
-    return "\n".join(markdown(plan_columns(ranking, min(top, len(ranking)), bars=False))) + "\n"
+    return "\n".join(markdown(plan_columns(ranking, shown_rows(ranking, top), bars=False))) + "\n"
 
 
-def plan_columns(ranking: Ranking, shown: int, *, bars: bool = True) -> list[Column]:
-    """The columns of the ranked table for the first ``shown`` plans."""
-    costs, gpus = ranking.costs.take(slice(0, shown)), ranking.cluster.gpus
-    rows = range(shown)
+def shown_rows(ranking: Ranking, top: int) -> list[int]:
+    """The rows of the table: the first ``top``; of a full space, where many differ in details only, the best
+    plan of each mesh."""
+    if ranking.space.size == "full" and ranking.objective in ("step", "mfu", "cost"):
+        return [int(row) for row in first_of_mesh(ranking.costs.plans)[:top]]
+    return list(range(min(top, len(ranking))))
+
+
+def plan_columns(ranking: Ranking, shown: Sequence[int], *, bars: bool = True) -> list[Column]:
+    """The columns of the ranked table for the plans of rows ``shown``."""
+    costs, gpus = ranking.costs.take(np.asarray(shown, dtype=np.int64)), ranking.cluster.gpus
+    rows, fastest = range(len(shown)), float(ranking.costs.step_s.min())
+    tied = ranking.tied if ranking.band else np.zeros(len(ranking), dtype=np.bool_)
     step, memory, limit = costs.step_s, costs.memory_bytes, costs.memory_limit_bytes
     tokens = ranking.workload.tokens / (step * gpus)
     full = [f"{bar(memory[i] / limit, 6)} " if bars else "" for i in rows]
     return [
-        Column(title="#", cells=[str(i + 1) for i in rows], right=True),
+        Column(title="#", cells=[str(i + 1) for i in shown], right=True),
         Column(title="plan, inner to outer", cells=plan_names(costs.plans, ranking.space.order)),
-        Column(title="step", cells=[_about(ranking, i) + step_time(step[i]) for i in rows], right=True),
-        Column(title="rel", cells=[f"{step[i] / step[0]:.2f}" for i in rows], right=True),
+        Column(
+            title="step", cells=[_about(ranking, shown[i]) + step_time(step[i]) for i in rows], right=True
+        ),
+        Column(
+            title="rel",
+            cells=[f"{step[i] / fastest:.2f}{'≈' if tied[shown[i]] else ' '}".rstrip() for i in rows],
+            right=True,
+        ),
         Column(title="MFU", cells=[f"{costs.mfu[i]:.1%}" for i in rows], right=True),
         Column(title="memory", cells=[f"{full[i]}{format_bytes(memory[i])}" for i in rows], right=True),
         Column(title="tok/s/GPU", cells=[f"{tokens[i]:,.0f}" for i in rows], right=True, priority=2),
@@ -116,8 +134,17 @@ def _question(ranking: Ranking, screen: Screen) -> list[str]:
     ask = f"seq {workload.seq:,} · gbs {workload.gbs:,} · {workload.precision}"
     return [
         screen.bold(printable(f"{ranking.model.name} on {size}{node}")),
-        *wrap(f"{tiers} · {ask} · cost model {ranking.cost_model}", screen.width),
+        *wrap(f"{tiers} · {ask} · cost model {ranking.cost_model}{_which(ranking)}", screen.width),
     ]
+
+
+def _which(ranking: Ranking) -> str:
+    """What was looked at and for what, where that is not the usual."""
+    space, words = ranking.space, []
+    words += [f"{space.size} space"] if space.size != "plain" else []
+    words += [f"for {space.framework}"] if space.framework != "any" else []
+    words += [f"by {ranking.objective}"] if ranking.objective != "step" else []
+    return "".join(f" · {word}" for word in words)
 
 
 def _funnel(ranking: Ranking) -> str:
@@ -126,7 +153,10 @@ def _funnel(ranking: Ranking) -> str:
     if counts.memory:
         removed.append((counts.memory, "memory"))
     gone = " · ".join(f"{n:,} {rule}" for n, rule in sorted(removed, reverse=True)) or "none"
-    return f"{counts.candidates:,} candidates → {counts.feasible:,} feasible; removed: {gone}"
+    text = f"{counts.candidates:,} candidates → {counts.feasible:,} feasible; removed: {gone}"
+    spared = {"memory": "too big", "slow": "too slow"}
+    words = [f"{n:,} {spared.get(name, name)}" for name, n in counts.skipped.items() if n]
+    return f"{text}; not priced one by one: {' · '.join(words)} whatever their details" if words else text
 
 
 def _simulated(ranking: Ranking) -> str:
@@ -147,6 +177,20 @@ def _simulated(ranking: Ranking) -> str:
     off = f"closed form off by {found.median_error:.1%} in the median, {found.largest_error:.1%} at most"
     rest = "" if found.margin is None else f"; plans not kept are {found.margin:.1%} or more slower in it"
     return f"{words}: {certain}; {off}{rest}"
+
+
+def _ties(ranking: Ranking, shown: Sequence[int]) -> list[str]:
+    """Which plans are as good as each other, and which of them stands first for what."""
+    tied = ranking.tied
+    if not ranking.band or int(tied[list(shown)].sum()) < 2:
+        return []
+    runs = error_band(ranking.cost_model, ranking.model)
+    known = f" on {runs.runs} published runs" if runs is not None and runs.share == ranking.band else ""
+    text = f"≈: as fast as the fastest within {ranking.band:.1%}, the usual error of the model{known}"
+    fastest = int(np.argmin(ranking.costs.step_s))
+    if fastest and ranking.objective in ("step", "mfu", "cost"):
+        text += f"; #1 is the simplest of these, #{fastest + 1} the fastest"
+    return [text]
 
 
 def _best(ranking: Ranking, screen: Screen) -> list[str]:
@@ -178,8 +222,11 @@ def _closing(ranking: Ranking, top: int) -> list[str]:
         name = plan_names(miss.costs.plans, ranking.space.order)[0]
         need, more = format_bytes(miss.costs.memory_bytes[0]), format_bytes(miss.excess_bytes)
         lines.append(f"closest miss: {name} needs {need}, {more} too much{_miss_gain(ranking, miss.costs)}")
-    if len(ranking) > top:
-        lines.append(f"showing {top:,} of {ranking.counts.feasible:,} feasible plans; --top shows more")
+    shown = len(shown_rows(ranking, top))
+    if len(ranking) > shown:
+        what = ", the best of as many meshes" if ranking.space.size == "full" else ""
+        feasible = ranking.counts.feasible
+        lines.append(f"showing {shown:,} of {feasible:,} feasible plans{what}; --top shows more")
     if len(ranking) and ranking.simulated is not None and not ranking.simulated.rows[:top].all():
         lines.append("~: closed form, not simulated")
     if len(ranking) and (ranking.costs.plans.recompute_layers[:top] > 0).any():
@@ -208,4 +255,4 @@ def _tight(ranking: Ranking) -> list[str]:
 def _miss_gain(ranking: Ranking, miss: Costs) -> str:
     if not len(ranking):
         return ""
-    return f"; its step would take {miss.step_s[0] / ranking.costs.step_s[0]:.2f} × the best"
+    return f"; its step would take {miss.step_s[0] / ranking.costs.step_s.min():.2f} × the fastest"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Literal
 
@@ -110,6 +110,13 @@ class Ranking:
     def best(self) -> Plan | None:
         """The plan that stands first, or ``None``."""
         return self.costs.plans[0] if len(self) else None
+
+    def take(self, index: Ints) -> Ranking:
+        """The ranking with only these of its plans, in this order; the counts stay."""
+        simulated = self.simulated
+        if simulated is not None:
+            simulated = replace(simulated, rows=simulated.rows[index])
+        return replace(self, costs=self.costs.take(index), simulated=simulated)
 
     @property
     def tied(self) -> Bools:

@@ -16,9 +16,9 @@ from meshplan.plan.rules import Rule, Setting, rules_of
 from meshplan.plan.space import Space
 from meshplan.plan.workload import Workload
 from meshplan.search.advice import nothing_left
-from meshplan.search.bounded import LARGE, Bounded, Told, can_bound
+from meshplan.search.bounded import LARGE, NEAR, Bounded, Told, can_bound
 from meshplan.search.candidates import MESH, Funnel, Join
-from meshplan.search.fidelity import SURE, Fidelity, refine, simulating
+from meshplan.search.fidelity import SURE, Fidelity, Simulated, refine, simulating
 from meshplan.search.objective import Objective, complexity, tied
 from meshplan.search.pool import Pool, no_costs
 from meshplan.search.ranking import Counts, Ranking
@@ -58,7 +58,7 @@ def search(
 
     ``objective``: what ranks the plans: ``step`` (``mfu`` and ``cost`` follow from it on one cluster),
     ``memory`` or ``simplicity``. ``band``: plans whose step times differ by less, relatively, are tied, and
-    of those tied with the fastest the simpler comes first. ``told`` is told what is going on.
+    the simplest of those tied with the fastest comes first. ``told`` is told what is going on.
 
     A large space is not priced plan by plan: where the cost model knows bounds, plans that cannot come into
     the ranking are left (``Ranking.counts.skipped``). Those within ``bounded.NEAR`` of the best are priced
@@ -84,6 +84,8 @@ def search(
         costs, simulated = refine(
             cost_model, setting, costs, sure=sure, auto=auto, objective=objective, complete=complete
         )
+        if skipped and objective in ("step", "mfu", "cost"):
+            simulated = _within(simulated, costs, pool.least * (1 + NEAR))
     simpler = _simplest_first(costs, objective, band, cluster)
     if simulated is not None:
         simulated = replace(simulated, rows=simulated.rows[simpler])
@@ -152,12 +154,22 @@ def _rules(cost_model: CostModel, space: Space, setting: Setting) -> tuple[Rule,
     return (*found, *no_effect_rules(space.values(setting), open_vp=space.vp is None))
 
 
+def _within(simulated: Simulated, costs: Costs, bar: float) -> Simulated:
+    """What is certain where only plans up to ``bar`` seconds were all priced (in closed form)."""
+    first = costs.step_s[simulated.rows]
+    sure = min(simulated.sure, int((first <= bar).sum()))
+    return replace(
+        simulated, sure=sure, margin=float(bar / first[max(sure, 1) - 1] - 1) if len(first) else None
+    )
+
+
 def _simplest_first(costs: Costs, objective: Objective, band: float, cluster: Cluster) -> Ints:
-    """Indices with the simpler first of the plans tied with the fastest within ``band``, and of equally
-    simple ones the faster."""
+    """Indices with the simplest of the plans tied with the fastest within ``band`` in front, the fastest of
+    equally simple ones; all others stay in their order."""
     every = np.arange(len(costs.step_s))
     if objective not in ("step", "mfu", "cost") or not band or not len(every):
         return every
-    ties = tied(costs.step_s, band)
-    simple = np.where(ties, complexity(costs.plans, cluster.gpus_per_node), 1 << 20)
-    return np.lexsort((every, simple))
+    ties = np.flatnonzero(tied(costs.step_s, band))
+    simple = complexity(costs.plans.take(ties), cluster.gpus_per_node)
+    first = ties[np.lexsort((costs.step_s[ties], simple))[0]]
+    return np.append(first, every[every != first])
