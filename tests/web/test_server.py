@@ -15,11 +15,16 @@ import pytest
 pytest.importorskip("starlette", reason="NOT CHECKED: the page (pip install -e '.[test]')")
 pytest.importorskip("httpx2", reason="NOT CHECKED: the page (pip install -e '.[test]')")
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from meshplan.cli import main
 from meshplan.web.app import create_app
 from meshplan.web.desk import Desk
+from meshplan.web.question import KEYS
+
+APP = create_app()
 
 QUESTION = {"model": "llama-3.1-70b", "gpu": "h100-sxm", "gpus": "64", "seq": "8192", "gbs": "512"}
 FLAGS = ["llama-3.1-70b", "--gpu", "h100-sxm", "--gpus", "64", "--seq", "8192", "--gbs", "512"]
@@ -254,6 +259,37 @@ def test_a_model_named_like_a_script(page: TestClient) -> None:
         assert "<script>alert" not in text
     shown = page.get("/" + query(model=evil)).text
     assert "&lt;script&gt;alert(1)" in shown
+
+
+PATHS = (
+    "/", "/answer", "/plan.json", "/estimate", "/estimate.json", "/compare.json", "/job", "/launch.zip",
+    "/picture/mesh.svg", "/progress", "/nope",
+)  # fmt: skip
+VALUES = st.one_of(
+    st.text(max_size=20),
+    st.sampled_from([
+        "0", "1", "64", "1e9", "-1", "nan", "1,2", "tp8,pp2", "zero3", "none", "1f1b", "zb-v", "handbook", "fp8",
+        "50 GB/s", "200 GB", "tp-cp-dp-pp", "gpt-oss-20b", "b200", "<b>", "/etc/passwd", "../..",
+    ]),
+)  # fmt: skip
+
+
+@given(st.sampled_from(PATHS), st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=4))
+@settings(max_examples=80, deadline=None)
+def test_any_address_gets_an_answer(path: str, changes: dict[str, str]) -> None:
+    client = TestClient(APP, base_url="http://127.0.0.1:8571", follow_redirects=False)
+    question = {
+        "model": "llama-3.1-8b",
+        "gpu": "h100-sxm",
+        "gpus": "16",
+        "seq": "4096",
+        "gbs": "64",
+        **changes,
+    }
+    answer = client.get(f"{path}?{urlencode(question)}")
+    assert answer.status_code in (200, 404, 422), answer.text
+    if answer.headers["content-type"].startswith("text/html"):
+        assert "<b>" not in answer.text
 
 
 # ── dropped files ────────────────────────────────────────────────────────────────────────────────

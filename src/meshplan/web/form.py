@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 
 from meshplan.cluster.presets import gpu_names
@@ -138,6 +139,8 @@ def factor(log: str) -> str:
     try:
         value = float(log)
     except ValueError:
+        value = math.nan
+    if not abs(value) <= 64:  # what the address says is refused elsewhere
         return "?"
     if value < 0 and value.is_integer():
         return f"×1/{2 ** -int(value)}"
