@@ -80,7 +80,8 @@ def test_read_json_has_the_keys_of_plan_json(tmp_path: Path, capsys: pytest.Capt
     code, plans, err = run(capsys, "plan", *ASK, "--top", "1", "--json")
     assert code == 0, err
     plan = json.loads(plans)["plans"][0]
-    assert set(json.loads(text)["plan"]) == set(plan) - {"rank", "relative", "simulated"}
+    of_rankings = {"rank", "relative", "simulated", "tied", "pareto", "complexity"}
+    assert set(json.loads(text)["plan"]) == set(plan) - of_rankings
 
 
 def test_the_plan_the_flags_fix(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -258,3 +259,11 @@ def test_a_job_file_is_answered_by_plan(tmp_path: Path, capsys: pytest.CaptureFi
     code, out, err = run(capsys, "read", str(file))
     assert (code, err) == (0, "")
     assert "tp2" in out
+    assert "drop --model" in refused(capsys, "read", str(file), "--model", "gpt-3-175b")
+    code, out, err = run(capsys, "read", str(file), "--json", "--gpus", "32")
+    assert (code, err) == (0, "")
+    data = json.loads(out)
+    assert data["plan"]["tp"] == 2
+    assert data["cluster"]["gpus"] == 32
+    assert data["estimate"]["fits"]
+    assert data["better"]["gain"] == 0.0

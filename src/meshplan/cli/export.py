@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import cyclopts
 from cyclopts import Parameter
 
-from meshplan.cli.flags import ClusterFlags, SpaceFlags, WorkloadFlags, given
+from meshplan.cli.flags import ClusterFlags, SizeFlags, SpaceFlags, WorkloadFlags, given
 from meshplan.cli.job import is_job_file, load_job
 from meshplan.cli.options import Count, Json
 from meshplan.cli.question import question
@@ -25,7 +25,7 @@ from meshplan.model.model import Model
 from meshplan.plan.kinds import Sharding
 from meshplan.plan.plans import Plan, Plans
 from meshplan.plan.rules import Setting, framework_rules, rules_of
-from meshplan.plan.space import Space
+from meshplan.plan.space import Size, Space
 from meshplan.report.launch_view import export_data, export_text
 from meshplan.report.screen import Screen
 from meshplan.search.fidelity import simulate_all
@@ -73,16 +73,17 @@ def best_plans(
     cost_model: FullModel,
     *,
     framework: str | None = None,
+    size: Size = "small",
     sure: int = 1,
     advise: bool = True,
 ) -> Ranking:
     """The plans that a target can express and would accept, fastest first.
 
     ``chosen`` holds fields of ``Space`` whose values are given. ``framework``: another one whose rules the
-    plans must satisfy. The first ``sure`` are simulated.
+    plans must satisfy instead. The first ``sure`` are simulated.
     """
     shardings = {"sharding": SHARDINGS[target]} if target in SHARDINGS else {}
-    space = Space.of("small", setting.model, target, **{**shardings, **chosen})
+    space = Space.of(size, setting.model, target, **{**shardings, **chosen})
     rules = rules_of("any") if framework == "any" else framework_rules(framework or target)
     return search(
         *setting,
@@ -104,10 +105,10 @@ def export(
     out: Annotated[str, Parameter(metavar="DIR")],
     launcher: Annotated[Launcher, Parameter(metavar="NAME")] = "torchrun",
     plan: Count = 1,
-    framework: Annotated[Literal[Target, "any"] | None, Parameter(metavar="NAME")] = None,
     cluster: ClusterFlags | None = None,
     workload: WorkloadFlags | None = None,
     space: SpaceFlags | None = None,
+    size: SizeFlags | None = None,
     name: str = "meshplan",
     image: str = IMAGE,
     stack: Annotated[str | None, Parameter(metavar="NAME")] = None,
@@ -134,8 +135,6 @@ def export(
         torchrun, slurm, kubernetes (JobSet) or skypilot.
     plan
         Rank of the plan among those the target can run.
-    framework
-        Whose rules the plans must satisfy (default: the target's); any: the general ones.
     name
         Of the job.
     image
@@ -160,7 +159,16 @@ def export(
     setting = Setting(asked.model, asked.cluster, asked.workload)
     in_job = load_job(model).space if is_job_file(model) else {}
     chosen = {**in_job, **given(space or SpaceFlags())}
-    ranking = best_plans(setting, to, chosen, cost_model, framework=framework, sure=min(plan, MOST_SURE))
+    size = size or SizeFlags()
+    ranking = best_plans(
+        setting,
+        to,
+        chosen,
+        cost_model,
+        framework=size.framework,
+        size=size.space or "small",
+        sure=min(plan, MOST_SURE),
+    )
     if ranking.nothing is not None or not len(ranking):
         reason = ranking.nothing.reason if ranking.nothing is not None else "no plan is left"
         print(f"error: no plan to export: {reason}", file=sys.stderr)
@@ -181,10 +189,12 @@ def export(
         sys.stdout.writelines(differences(out, launch.files))
         return 0
     write(out, launch.files, force=force)
+    stack_name = cost_model.stack.name
     if json_:
-        print(json.dumps(export_data(job, launch, priced, costs, out), indent=2, allow_nan=False))
+        data = export_data(job, launch, priced, costs, out, stack_name)
+        print(json.dumps(data, indent=2, allow_nan=False))
     else:
-        sys.stdout.write(export_text(job, launch, priced, costs, out, Screen.of()))
+        sys.stdout.write(export_text(job, launch, priced, costs, out, stack_name, Screen.of()))
     return 0
 
 

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from meshplan.cli.export import SHARDINGS, best_plans, price_of, prices
 from meshplan.cli.flags import ClusterFlags, WorkloadFlags
-from meshplan.cli.job import is_job_file
+from meshplan.cli.job import is_job_file, is_phased
 from meshplan.cli.options import Json
 from meshplan.cluster.files import load_cluster
 from meshplan.cost.costs import Costs
@@ -23,9 +23,12 @@ from meshplan.export.recognise import recognise
 from meshplan.export.targets import files_without_checks
 from meshplan.files import MIB, read_text
 from meshplan.plan.plans import Plan
+from meshplan.plan.rules import Setting
 from meshplan.plan.space import Space
 from meshplan.report.read_view import Better, read_data, read_text_view
 from meshplan.report.screen import Screen
+from meshplan.search.fidelity import can_simulate
+from meshplan.search.search import search
 
 app = cyclopts.App(name="read")
 
@@ -71,7 +74,9 @@ def read(
     text, where = _input(file)
     found = recognise(text, where=where, sibling=_beside(file))
     if not isinstance(found, Found):
-        return _job_file(file)
+        if model is not None:
+            raise InputError("a job file says its model; drop --model")
+        return _job_file(file, cluster or ClusterFlags(), workload or WorkloadFlags(), json_=json_)
     given = _given(model, cluster or ClusterFlags(), workload or WorkloadFlags())
     try:
         reading = resolve(found, given)
@@ -191,11 +196,41 @@ def _lines(reading: Reading, plan: Plan) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
 
 
-def _job_file(file: str) -> int:
-    """Our own job file is a question: answered by `plan`, its best plan shown."""
+def _job_file(file: str, cluster: ClusterFlags, workload: WorkloadFlags, *, json_: bool) -> int:
+    """Our own job file is a question: answered by ``plan``, its best plan shown."""
     from meshplan.cli.flags import SpaceFlags
     from meshplan.cli.plan import plan
+    from meshplan.cli.question import question
 
     if file == "-" or not is_job_file(file):
         raise InputError("a job file of meshplan is read under a name that ends in .yaml or .toml")
-    return plan(file, cluster=ClusterFlags(), workload=WorkloadFlags(), space=SpaceFlags(), top=3)
+    if not json_ or is_phased(file):
+        return plan(file, cluster=cluster, workload=workload, top=3, json_=json_)
+    asked = question(file, cluster, workload, SpaceFlags(), usual="small")
+    setting = Setting(asked.model, asked.cluster, asked.workload)
+    ranking = search(
+        *setting,
+        space=asked.space,
+        cost_model=asked.cost_model,
+        fidelity="simulate" if can_simulate(asked.cost_model) else "estimate",
+        sure=1,
+    )
+    if not len(ranking):
+        reason = "no plan is left" if ranking.nothing is None else ranking.nothing.reason
+        print(f"error: {reason}", file=sys.stderr)
+        return WRONG
+    best = ranking.costs.take(slice(0, 1))
+    reading = Reading(
+        kind="meshplan",
+        what="a job file of meshplan",
+        setting=setting,
+        plan=best.plans[0],
+        order=asked.space.order,
+        defaults={},
+        unknown=(),
+        problems=(),
+        notes=("the plan is the best of those that the file leaves open",),
+    )
+    same = Better(costs=best, changes=(), gain=0.0)
+    print(json.dumps(read_data(reading, best, same), indent=2, allow_nan=False))
+    return 0

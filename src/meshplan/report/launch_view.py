@@ -17,17 +17,24 @@ SCHEMA_VERSION = 1
 
 
 def export_text(
-    job: Job, launch: Launch, priced: Costs, costs: Sequence[float | None], folder: str, screen: Screen
+    job: Job,
+    launch: Launch,
+    priced: Costs,
+    costs: Sequence[float | None],
+    folder: str,
+    stack: str,
+    screen: Screen,
 ) -> str:
     """What ``meshplan export`` prints: the plan, its price, the notes, the files, how to start."""
     cluster = job.setting.cluster
     name = plan_names(priced.plans, launch.order)[0]
     fits = "" if bool(priced.fits[0]) else " (more than there is)"
+    need, limit = format_bytes(float(priced.memory_bytes[0])), format_bytes(priced.memory_limit_bytes)
     lines = [
         screen.bold(f"{job.model.name} on {cluster.gpus:,}× {cluster.gpu.title} for {launch.version}"),
         name,
         f"step {step_time(float(priced.step_s[0]))} · MFU {float(priced.mfu[0]):.1%} ·"
-        f" {format_bytes(float(priced.memory_bytes[0]))} of {format_bytes(priced.memory_limit_bytes)}{fits}",
+        f" {need} of {limit}{fits} · stack {stack}",
         "",
     ]
     if launch.notes:
@@ -63,13 +70,14 @@ def _note(note: Note, cost: float | None) -> str:
 
 
 def export_data(
-    job: Job, launch: Launch, priced: Costs, costs: Sequence[float | None], folder: str
+    job: Job, launch: Launch, priced: Costs, costs: Sequence[float | None], folder: str, stack: str
 ) -> dict[str, Any]:
     """The same as plain data."""
     return {
         "schema_version": SCHEMA_VERSION,
         "target": launch.target,
         "version": launch.version,
+        "stack": stack,
         "model": model_data(job.model),
         "cluster": cluster_data(job.setting.cluster, priced.memory_limit_bytes),
         "workload": workload_data(job.setting.workload),
