@@ -26,7 +26,7 @@ from meshplan.plan.workload import Workload
 if TYPE_CHECKING:
     from meshplan.cost.full.pipeline import Pipelines
 
-PEAK_OF = {"bf16": "bf16", "fp16": "bf16", "fp8": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}
+PEAK_OF = {"bf16": "bf16", "fp16": "bf16", "fp8": "fp8", "mxfp8": "fp8", "nvfp4": "fp4", "fp32": "fp32"}
 """The peak that MFU of a precision is measured against."""
 
 
@@ -107,9 +107,11 @@ class FullModel:
     def _context(
         self, model: Model, cluster: Cluster, workload: Workload, plans: Plans, gbs: Ints | None
     ) -> Context:
-        if workload.precision == "fp32":
+        peaks = cluster.gpu.peak_flops
+        # On a calibrated CPU every precision runs at the same rate.
+        if workload.precision == "fp32" and peaks.get("bf16", 0.0) > peaks.get("fp32", 0.0):
             raise InputError("the full cost model does not price fp32 training; it does bf16, fp16 and fp8")
-        if PEAK_OF[workload.precision] != "bf16":
+        if PEAK_OF[workload.precision] not in ("bf16", "fp32"):
             cluster.gpu.peak(workload.precision)
         return Context(
             model=model,
