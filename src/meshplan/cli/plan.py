@@ -17,8 +17,9 @@ from meshplan.cli.question import Question, question
 from meshplan.cli.run_flags import RunFlags, StudyFlags
 from meshplan.cost.models import COST_MODELS, DEFAULT
 from meshplan.errors import InputError
+from meshplan.report.parts import step_time
 from meshplan.report.plan_rows import flat, ranking_data
-from meshplan.report.plan_view import plan_markdown, plan_text
+from meshplan.report.plan_view import plan_markdown, plan_names, plan_text
 from meshplan.report.screen import Screen
 from meshplan.report.table import csv_text
 from meshplan.search.band import error_band
@@ -182,4 +183,10 @@ def no_plan(nothing: Nothing, ranking: Ranking) -> str:
         works = (
             f"; no number of GPUs up to {nothing.searched_to:,} would" if nothing.limit == "memory" else ""
         )
-    return f"no plan {kind} {gpus}: {nothing.reason}{works}"
+    ways = [
+        f"{' '.join(way.flags)} ({' '.join(plan_names(way.costs.plans, way.costs.plans.order)[0].split())},"
+        f" {step_time(float(way.costs.step_s[0]))} a step)"
+        for way in nothing.ways
+    ]
+    other = f"; otherwise {', or '.join(ways)}" if ways else ""
+    return f"no plan {kind} {gpus}: {nothing.reason}{works}{other}"

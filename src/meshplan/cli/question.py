@@ -16,7 +16,7 @@ from meshplan.model.load import load_model
 from meshplan.model.model import Model
 from meshplan.plan.space import Size, Space
 from meshplan.plan.workload import Workload
-from meshplan.search.bounded import can_bound
+from meshplan.search.bounds import can_bound
 
 USUAL_SIZE: Size = "plain"
 """The space that is searched unless another is asked for."""

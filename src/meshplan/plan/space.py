@@ -17,8 +17,8 @@ from meshplan.plan.rules.rule import Setting
 
 DEGREES = ("tp", "cp", "pp", "dp", "ep", "etp", "vp", "mbs")
 CHOICES = ("sp", "cp_kind", "schedule", "layout", "sharding", "replicas", "recompute")
-SIZES = ("plain", "small", "full")
 Size = Literal["plain", "small", "full"]
+SIZES: tuple[Size, ...] = ("plain", "small", "full")
 Layout = Literal["even", "auto"]
 
 MOST_TOKENS = 65536

@@ -74,6 +74,13 @@ def ranking_data(ranking: Ranking, top: int | None = None) -> dict[str, Any]:
             "smallest_gpus": nothing.smallest_gpus,
             "fewer_gpus": nothing.fewer_gpus,
             "more_gpus": nothing.more_gpus,
+            "ways": [
+                {
+                    "flags": list(way.flags),
+                    **plan_data(way.costs, 0, ranking.workload, ranking.cluster.gpus),
+                }
+                for way in nothing.ways
+            ],
         },
         "assumptions": list(ranking.costs.assumptions),
     }

@@ -10,17 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Protocol, TypeGuard
 
 import numpy as np
 
-from meshplan.cluster.cluster import Cluster
 from meshplan.cost.costs import Bools, Costs, Floats
-from meshplan.model.model import Model
 from meshplan.plan.kinds import Recompute, Sharding
 from meshplan.plan.plans import AUTO_LAYERS, AUTO_LAYOUT, Ints, Plans
-from meshplan.plan.workload import Workload
+from meshplan.search.bounds import Bounding, floors_of
 from meshplan.search.candidates import DETAILS, MESH, PIPELINE, Columns, Join
+from meshplan.search.exists import closest_miss
 from meshplan.search.objective import complexity
 from meshplan.search.pool import Pool
 
@@ -29,7 +27,6 @@ LARGE = 300_000
 FIRST = 256
 """Rows taken before the bar is looked at for the first time; doubled after each look."""
 MOST = 1 << 13
-FLOORS = 1 << 15
 NEAR = 0.02
 """Every plan that is slower than the best by less than this is priced."""
 EPSILON = 0.002
@@ -37,32 +34,6 @@ EPSILON = 0.002
 _PIPELINE, _DETAILS = len(MESH), len(MESH) + len(PIPELINE)
 
 Told = Callable[[str], None]
-
-
-class Bounding(Protocol):
-    """A cost model that knows bounds."""
-
-    def floors(
-        self, model: Model, cluster: Cluster, workload: Workload, plans: Plans
-    ) -> tuple[Floats, Floats]:
-        """Seconds a step takes at least, and bytes a GPU holds at least, on the meshes of these plans."""
-        ...
-
-    def pipeline_floors(
-        self, model: Model, cluster: Cluster, workload: Workload, plans: Plans, bar: float
-    ) -> tuple[Floats, Plans]:
-        """Seconds a step takes at least with the pipelines of these plans, and the plans with their layouts
-        chosen where it may be less than ``bar``."""
-        ...
-
-    def price(self, model: Model, cluster: Cluster, workload: Workload, plans: Plans) -> Costs:
-        """The price of every plan."""
-        ...
-
-
-def can_bound(cost_model: object) -> TypeGuard[Bounding]:
-    """Whether the cost model knows bounds."""
-    return hasattr(cost_model, "floors") and hasattr(cost_model, "pipeline_floors")
 
 
 class Bounded:
@@ -104,7 +75,8 @@ class Bounded:
         ``memory``: below meshes whose weights, gradients, optimizer and loss alone do not fit. ``slow``:
         below rows that cannot come within ``NEAR`` of the best, whatever their details.
         """
-        step, memory = self._floors(meshes)
+        step, memory = floors_of(meshes, self.join, self.cost_model)
+        self._tell(f"{len(meshes):,} meshes bounded")
         fits = memory <= self._limit(meshes)
         too_big = int((~fits).sum()) * self.join.rest(_PIPELINE)
         floor = self._of_objective(meshes, step, memory)
@@ -119,20 +91,10 @@ class Bounded:
             self._whole(meshes, floor, chunk)
             at, size = at + size, min(2 * size, MOST)
         funnel, pool = self.join.funnel, self.pool
+        if not pool.feasible and pool.miss is None:
+            pool.miss = closest_miss(self.join, self.cost_model, meshes, memory)
         known = sum(funnel.removed.values()) + too_big + pool.feasible + pool.too_big
         return {"memory": too_big, "slow": funnel.candidates - known}
-
-    def _floors(self, meshes: Plans) -> tuple[Floats, Floats]:
-        steps, bytes_ = [], []
-        most = int(self.join.values["sharding"].max())
-        for start in range(0, len(meshes), FLOORS):
-            part = meshes.take(slice(start, start + FLOORS))
-            part = part.replace(sharding=np.full(len(part), most))
-            step, memory = self.cost_model.floors(*self.setting, part)
-            steps.append(step)
-            bytes_.append(memory)
-            self._tell(f"{start + len(part):,} of {len(meshes):,} meshes bounded")
-        return np.concatenate(steps), np.concatenate(bytes_)
 
     def _limit(self, meshes: Plans) -> float:
         return float(self.cost_model.price(*self.setting, meshes.take(slice(0, 1))).memory_limit_bytes)

@@ -57,6 +57,20 @@ class Miss:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Way:
+    """A list of changes to the question, as flags to type, and the best plan that a search then found (the
+    one row of ``costs``)."""
+
+    flags: tuple[str, ...]
+    costs: Costs
+
+    @property
+    def plan(self) -> Plan:
+        """The plan."""
+        return self.costs.plans[0]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Nothing:
     """Why no plan is left, and what would work, each number found by a search of its own."""
 
@@ -72,6 +86,8 @@ class Nothing:
     """The smallest number above the cluster's own that works."""
     searched_to: int = 0
     """The largest number of GPUs tried."""
+    ways: tuple[Way, ...] = ()
+    """The shortest lists of other changes that leave a plan."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,13 +16,16 @@ from meshplan.plan.rules import Rule, Setting, rules_of
 from meshplan.plan.space import Space
 from meshplan.plan.workload import Workload
 from meshplan.search.advice import nothing_left
-from meshplan.search.bounded import LARGE, NEAR, Bounded, Told, can_bound
+from meshplan.search.bounded import LARGE, NEAR, Bounded, Told
+from meshplan.search.bounds import can_bound
 from meshplan.search.candidates import MESH, Funnel, Join
+from meshplan.search.exists import any_fits
 from meshplan.search.fidelity import SURE, Fidelity, Simulated, refine, simulating
 from meshplan.search.objective import Objective, complexity, tied
 from meshplan.search.pool import Pool, no_costs
 from meshplan.search.ranking import Counts, Ranking
 from meshplan.search.same import no_effect_rules
+from meshplan.search.ways import ways_out
 
 KEEP = 100_000
 LARGE_KEEP = 2000
@@ -113,12 +116,19 @@ def search(
         return ranking
 
     def works(gpus: Cluster) -> bool:
-        again = search(
-            model, gpus, workload, space=space, cost_model=cost_model, rules=rules, keep=1, advise=False
-        )
-        return len(again) > 0
+        return any_fits(setting._replace(cluster=gpus), space, rules, cost_model)
 
-    return replace(ranking, nothing=nothing_left(ranking, setting, funnel, works))
+    def possible(other: Setting, wider: Space) -> bool:
+        return any_fits(other, wider, _rules(cost_model, wider, other), cost_model)
+
+    def ask(other: Setting, wider: Space) -> Ranking | None:
+        if not possible(other, wider):
+            return None
+        return search(*other, space=wider, cost_model=cost_model, keep=1, advise=False, objective=objective)
+
+    nothing = nothing_left(ranking, setting, funnel, works)
+    ways = ways_out(setting, space, ask, possible, memory=nothing.limit == "memory")
+    return replace(ranking, nothing=replace(nothing, ways=ways))
 
 
 def _explored(
