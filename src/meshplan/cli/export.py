@@ -84,7 +84,8 @@ def best_plans(
     """
     shardings = {"sharding": SHARDINGS[target]} if target in SHARDINGS else {}
     space = Space.of(size, setting.model, target, **{**shardings, **chosen})
-    rules = rules_of("any") if framework == "any" else framework_rules(framework or target)
+    own = () if framework == "any" else framework_rules(framework or target)
+    rules = dict.fromkeys((*own, *(rule for rule in rules_of("any") if not rule.written or not own)))
     return search(
         *setting,
         space=space,

@@ -40,7 +40,7 @@ def export_text(
     if launch.notes:
         lines.append(screen.bold(f"what {launch.target} cannot express, and what is written instead"))
         for note, cost in zip(launch.notes, costs, strict=True):
-            lines += wrap(_note(note, cost), screen.width, indent="    ")
+            lines += indented(_note(note, cost), screen.width)
         lines.append("")
     lines += [f"  {folder.rstrip('/')}/{file}" for file in launch.files]
     lines += ["", f"start: {start_command(launch, folder)}"]
@@ -62,11 +62,16 @@ def start_command(launch: Launch, folder: str) -> str:
     return f"bash {place}/{launch.main}"
 
 
+def indented(text: str, width: int) -> list[str]:
+    """A paragraph two spaces in, its later lines four."""
+    return [f"  {line}" for line in wrap(text, width - 2)]
+
+
 def _note(note: Note, cost: float | None) -> str:
     price = (
         "" if cost is None else f"; the step becomes {abs(cost):.1%} {'longer' if cost >= 0 else 'shorter'}"
     )
-    return f"  {note.part}: {note.asked} → {note.written}: {note.why}{price}"
+    return f"{note.part}: {note.asked} → {note.written}: {note.why}{price}"
 
 
 def export_data(

@@ -11,6 +11,7 @@ from meshplan.export.reading import Reading
 from meshplan.model.counts import model_parameters
 from meshplan.plan.plans import Plans
 from meshplan.plan.rules import broken, framework_rules
+from meshplan.report.launch_view import indented
 from meshplan.report.parts import bars, step_time, wrap
 from meshplan.report.plan_rows import (
     cluster_data,
@@ -44,7 +45,7 @@ def read_text_view(reading: Reading, costs: Costs | None, better: Better | None,
     if reading.problems:
         lines.append(screen.bold("it would not start"))
         for problem in reading.problems:
-            lines += wrap(f"  {problem}", screen.width, indent="    ")
+            lines += indented(problem, screen.width)
         lines.append("")
     if costs is not None:
         lines += [*_estimate(reading, costs, screen), ""]
@@ -53,7 +54,7 @@ def read_text_view(reading: Reading, costs: Costs | None, better: Better | None,
         if items:
             lines.append(screen.bold(title))
             for item in items:
-                lines += wrap(f"  {item}", screen.width, indent="    ")
+                lines += indented(item, screen.width)
             lines.append("")
     return screen.text("\n".join(lines).rstrip() + "\n")
 
