@@ -100,6 +100,7 @@ def test_finding_a_plan_looks_at_recomputation_last() -> None:
 
 # ── job files and commands ───────────────────────────────────────────────────────────────────────
 
+LLAMA = load_model("llama-3.1-8b")
 WORKLOAD = Workload(seq=4096, gbs=128)
 H100 = load_gpu("h100-sxm")
 TIERS = (
@@ -143,7 +144,7 @@ def test_a_job_file_asks_the_same(name: str, tmp_path: Path, capsys: pytest.Capt
     from meshplan.cluster.files import cluster_of_table
 
     path = tmp_path / "job.yaml"
-    path.write_text(job_text("llama-3.1-8b", cluster, WORKLOAD, SPACE, "full"), encoding="utf-8")
+    path.write_text(job_text(LLAMA, cluster, WORKLOAD, SPACE, "full"), encoding="utf-8")
     job = load_job(str(path))
     assert not isinstance(job.cluster, str | None)
     again = cluster_of_table(dict(job.cluster), where="job")
@@ -164,10 +165,10 @@ def test_a_job_file_asks_the_same(name: str, tmp_path: Path, capsys: pytest.Capt
 def test_a_command_asks_the_same_as_the_job_file(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    question = ("llama-3.1-8b", CLUSTERS[name], WORKLOAD, SPACE, "full")
+    question = (LLAMA, CLUSTERS[name], WORKLOAD, SPACE, "full")
     monkeypatch.chdir(tmp_path)
     Path("job.yaml").write_text(job_text(*question), encoding="utf-8")
-    by_file = asked(capsys, ["plan", "job.yaml"])
+    by_file = asked(capsys, ["plan", "job.yaml", "--space", "plain"])
     by_flags = asked(capsys, shlex.split(plan_command(*question))[1:])
     assert by_file["plans"] == by_flags["plans"]
     assert by_file["counts"] == by_flags["counts"]
@@ -181,7 +182,7 @@ def test_a_model_of_ones_own_is_named_by_its_file() -> None:
 
 
 def test_words_that_a_shell_would_read_are_quoted() -> None:
-    command = plan_command("$(rm -rf ~)", CLUSTERS["own network"], WORKLOAD)
+    command = plan_command(LLAMA, CLUSTERS["own network"], WORKLOAD, word="$(rm -rf ~)")
     assert "'$(rm -rf ~)'" in command
     assert shlex.split(command)[2] == "$(rm -rf ~)"
 
@@ -205,7 +206,7 @@ def test_a_gpu_without_curves_is_said_to_have_none(
     path = tmp_path / "job.yaml"
     whole = replace(H100, name="mine", title="Mine", sources={}, like="")
     cluster = replace(cluster_of("h100-sxm", 8), gpu=whole)
-    path.write_text(job_text("llama-3.1-8b", cluster, WORKLOAD), encoding="utf-8")
+    path.write_text(job_text(LLAMA, cluster, WORKLOAD), encoding="utf-8")
     assert main(["plan", str(path)]) == 2
     said = capsys.readouterr().err
     assert "no curves are known for GPU 'Mine'; name the preset it resembles (like: h100-sxm)" in said

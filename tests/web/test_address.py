@@ -36,7 +36,9 @@ def refused(**more: str) -> str:
 def test_the_page_opens_with_a_question_that_can_be_asked() -> None:
     asked = question_of(Address(START))
     assert (asked.model.name, asked.cluster.gpus, asked.workload.tokens) == ("llama-3.1-70b", 64, 8192 * 512)
-    assert asked.candidates == 3430
+    assert asked.space.size == "small"
+    assert question_of(address(space="plain")).candidates == 3430
+    assert question_of(address(cost_model="handbook")).space.size == "plain"
 
 
 def test_an_address_carries_everything_back() -> None:
@@ -58,6 +60,11 @@ def test_what_decides_the_answer_is_its_key() -> None:
     assert question_of(address(top="3")).key != key  # so many plans are made certain
     assert question_of(address(log2_nic="1")).key != key
     assert question_of(address(log2_nic="1"), sliders=False).key == key
+
+
+def test_what_is_usual_need_not_be_said() -> None:
+    said = address(precision="bf16", framework="any", objective="step", cost_model="full", log2_seq="0.0")
+    assert said.query() == address().query()
 
 
 def test_pins_are_two_at_most_the_last_ones() -> None:
@@ -105,6 +112,9 @@ def test_memory_is_what_a_gpu_is_sold_with() -> None:
         ({"order": "tp-cp"}, "order"),
         ({"precision": "fp7"}, "precision must be one of"),
         ({"cost_model": "magic"}, "unknown cost model 'magic'"),
+        ({"space": "huge"}, "space must be one of plain, small, full, not 'huge'"),
+        ({"framework": "magic"}, "framework must be one of any, megatron"),
+        ({"objective": "beauty"}, "objective must be one of step"),
         ({"log2_nic": "1.3"}, "log2_nic must be from -3 to 3 in steps of 0.5, not '1.3'"),
         ({"log2_gpus": "9"}, "log2_gpus must be from -3 to 3 in steps of 1"),
         ({"log2_gpus": "nan"}, "log2_gpus must be"),

@@ -47,8 +47,8 @@ def report_data(
     that takes a moment.
     """
     cost_model = cost_model or cost_model_named(ranking.cost_model)
-    model = model_word(ranking.model, ranking.model.source or "config.json")
-    asked = (model, ranking.cluster, ranking.workload, ranking.space, ranking.cost_model)
+    word = model_word(ranking.model, ranking.model.source or "config.json")
+    asked = (ranking.model, ranking.cluster, ranking.workload, ranking.space, ranking.cost_model)
     kept = min(len(ranking), MOST_POINTS)
     data: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
@@ -64,8 +64,8 @@ def report_data(
         "chosen": None,
         "scaling": None,
         "sensitivities": None,
-        "command": command or plan_command(*asked),
-        "job": job_text(*asked),
+        "command": command or plan_command(*asked, word=word),
+        "job": job_text(*asked, word=word),
     }
     told("report: how far off the model usually is")
     data["band"] = band_data(ranking)
@@ -154,7 +154,7 @@ def _fullest(row: Mapping[str, Any], layers: int) -> dict[str, Any]:
 
 def named_ranking_row(ranking: Ranking, i: int) -> dict[str, Any]:
     """Row ``i`` as in ``named_ranking``."""
-    relative = float(ranking.costs.step_s[i] / ranking.costs.step_s[0])
+    relative = float(ranking.costs.step_s[i] / ranking.costs.step_s.min())
     simulated = ranking.simulated is not None and bool(ranking.simulated.rows[i])
     row = named_row(ranking, ranking.costs, i)
     return {"rank": i + 1, "simulated": simulated, "relative": relative, **row}

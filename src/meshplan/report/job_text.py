@@ -29,20 +29,22 @@ def model_word(model: Model, fallback: str = CONFIG) -> str:
 
 
 def job_text(
-    model: str,
+    model: Model,
     cluster: Cluster,
     workload: Workload,
     space: Space | None = None,
     cost_model: str | None = None,
+    *,
+    word: str = "",
 ) -> str:
-    """A job file (YAML) that asks the same; ``model`` is what the file shall say (``model_word``).
+    """A job file (YAML) that asks the same; ``word`` is what it shall call the model (``model_word``).
 
-    ``meshplan plan`` reads it back to the same question.
+    ``meshplan plan`` reads it back to the same question, given the flags of ``size_flags``.
     """
-    lines = [f"model: {_yaml(model)}", "cluster:", *_cluster_lines(cluster)]
+    lines = [f"model: {_yaml(word or model_word(model))}", "cluster:", *_cluster_lines(cluster)]
     lines += ["workload:", f"  seq: {workload.seq}", f"  gbs: {workload.gbs}"]
     lines += [f"  precision: {workload.precision}"]
-    chosen = _space(space or Space())
+    chosen = _space(space or Space(), model)
     if chosen:
         lines += ["space:", *(f"  {name}: {_yaml(value)}" for name, value in chosen.items())]
     lines += [f"cost_model: {cost_model}"] if cost_model else []
@@ -50,21 +52,35 @@ def job_text(
 
 
 def plan_command(
-    model: str,
+    model: Model,
     cluster: Cluster,
     workload: Workload,
     space: Space | None = None,
     cost_model: str | None = None,
+    *,
+    word: str = "",
 ) -> str:
     """The command line that asks the same; ``meshplan plan job.yaml`` where flags cannot say the cluster."""
     flags = _cluster_flags(cluster)
+    space = space or Space()
     if flags is None:
-        return f"meshplan plan {JOB}"
-    words = ["meshplan", "plan", model, *flags, "--seq", str(workload.seq), "--gbs", str(workload.gbs)]
+        return shlex.join(["meshplan", "plan", JOB, *size_flags(space)])
+    words = [
+        "meshplan",
+        "plan",
+        word or model_word(model),
+        *flags,
+        "--seq",
+        str(workload.seq),
+        "--gbs",
+        str(workload.gbs),
+    ]
     if workload.precision != "bf16":
         words += ["--precision", workload.precision]
-    for name, value in _space(space or Space()).items():
-        words += [f"--{name}", ",".join(map(str, value)) if isinstance(value, list) else str(value)]
+    words += size_flags(space)
+    for name, value in _space(space, model).items():
+        flag = f"--{name.replace('_', '-')}"
+        words += [flag, ",".join(map(str, value)) if isinstance(value, list) else str(value)]
     words += ["--cost-model", cost_model] if cost_model else []
     return shlex.join(words)
 
@@ -145,17 +161,26 @@ def _gpu_lines(cluster: Cluster) -> list[str]:
     return lines
 
 
-def _space(space: Space) -> dict[str, Any]:
-    """Dimensions that are not left as they come, by the flag's name; lists of numbers or labels."""
-    usual = Space()
-    found: dict[str, Any] = {
-        name: list(getattr(space, name))
-        for name in DEGREES
-        if getattr(space, name) != getattr(usual, name) and getattr(space, name) is not None
-    }
-    for name in ("schedule", "sharding"):
+def size_flags(space: Space) -> list[str]:
+    """Flags for the size of a space and its framework, which a job file does not hold."""
+    words = ["--space", space.size]
+    return words if space.framework == "any" else [*words, "--framework", space.framework]
+
+
+def _space(space: Space, model: Model) -> dict[str, Any]:
+    """Dimensions that are not as the size and the framework have them, by the names of a job file; lists of
+    numbers or labels."""
+    usual = Space.of(space.size, model, space.framework)
+    found: dict[str, Any] = {}
+    for name in (*DEGREES, "replicas"):
+        values = getattr(space, name)
+        if values is not None and values != getattr(usual, name):
+            found[name] = list(values)
+    for name in ("schedule", "sharding", "cp_kind"):
         if getattr(space, name) != getattr(usual, name):
             found[name] = [kind.label for kind in getattr(space, name)]
+    if space.sp != usual.sp:
+        found["sp"] = ["on" if sp else "off" for sp in space.sp]
     if space.recompute != usual.recompute:
         found["recompute"] = [_recompute(layers, modules) for layers, modules in space.recompute]
     if space.order != usual.order:

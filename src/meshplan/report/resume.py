@@ -24,6 +24,7 @@ from meshplan.model.load import load_model
 from meshplan.plan.plans import Plans
 from meshplan.plan.space import Space
 from meshplan.plan.workload import Workload
+from meshplan.report.band import error_band
 from meshplan.report.gather import SCHEMA_VERSION, TOP, report_data
 from meshplan.report.plan_key import plan_key
 from meshplan.report.plan_view import plan_names
@@ -94,10 +95,13 @@ def _asked_again(saved: Mapping[str, Any]) -> tuple[Ranking, CostModel]:
     )
     cost_model = cost_model_named(saved["cost_model"])
     workload = Workload(seq=work["seq"], gbs=work["gbs"], precision=work["precision"])
-    space = Space(order=order_of_data(saved["order"]))
+    size, framework = saved.get("space", "plain"), saved.get("framework", "any")
+    space = Space.of(size, model, framework, order=order_of_data(saved["order"]))
+    usual_error = error_band(saved["cost_model"], model)
     again = search(
         model, cluster, workload, space=space, cost_model=cost_model, advise=False,
         fidelity=saved.get("fidelity", {}).get("kind", "estimate"), sure=max(len(saved["plans"]), 1),
+        objective=saved.get("objective", "step"), band=0.0 if usual_error is None else usual_error.share,
     )  # fmt: skip
     return again, cost_model
 

@@ -9,7 +9,7 @@ from meshplan.export.launchers import LAUNCHERS
 from meshplan.export.targets import TARGETS
 from meshplan.report import sections
 from meshplan.report.chart_pareto import pareto_chart
-from meshplan.report.job_text import CONFIG, job_text, model_word, plan_command
+from meshplan.report.job_text import JOB, job_text, plan_command
 from meshplan.report.markup import Html, h, join
 from meshplan.report.parts import step_time
 from meshplan.report.words import Words
@@ -271,8 +271,7 @@ def studies_box(address: Address, words: Words) -> Html:
 def downloads(plan: Data | None, asked: Asked, address: Address, words: Words) -> Html:
     """What can be taken away: report, job file, launch files, JSON, the command."""
     query = address.query(pin=None, why=None)
-    model = model_word(asked.model, CONFIG)
-    question = (model, asked.cluster, asked.workload, asked.space, asked.cost_model.name)
+    question = (asked.model, asked.cluster, asked.workload, asked.space, asked.cost_model.name)
     links = [
         h("li", h("a", words("take.report"), href="/report.html" + query)),
         h("li", h("a", words("take.job"), href="/job" + query)),
@@ -280,7 +279,7 @@ def downloads(plan: Data | None, asked: Asked, address: Address, words: Words) -
     ]
     command = plan_command(*question)
     parts = [h("ul", links), h("p", words("take.command")), h("pre", command)]
-    if command.endswith("job.yaml"):
+    if command.split()[2] == JOB:
         parts.append(h("details", h("summary", "job.yaml"), h("pre", job_text(*question))))
     if plan is not None:
         parts.append(_launch_form(plan, address, words))

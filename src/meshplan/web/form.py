@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from typing import get_args
 
+from meshplan.cli.job import SPACE
+from meshplan.cli.options import Framework
 from meshplan.cluster.presets import gpu_names
 from meshplan.cost.models import COST_MODELS, DEFAULT
 from meshplan.model.presets import preset_names
 from meshplan.plan.kinds import Schedule, Sharding
+from meshplan.plan.space import SIZES
 from meshplan.plan.workload import PRECISIONS
 from meshplan.report.markup import Html, h
 from meshplan.report.words import Words
-from meshplan.web.question import SLIDERS, Address
+from meshplan.search.objective import OBJECTIVES
+from meshplan.web.question import SIZE, SLIDERS, USUAL, Address
 
 DIMENSIONS = ("tp", "cp", "pp", "dp", "vp", "ep", "etp", "mbs")
 
@@ -148,16 +153,25 @@ def factor(log: str) -> str:
 
 
 def _space(values: Mapping[str, str], words: Words) -> Html:
-    fields = [_text(name, values, words, "2,4,8" if name == "tp" else "") for name in DIMENSIONS]
+    frameworks = get_args(Framework)
+    fields = [
+        _labelled(words("form.size"), _select("space", ("", *SIZES), values.get("space", ""))),
+        _labelled(words("form.framework"), _select("framework", frameworks, values.get("framework", "any"))),
+        _labelled(words("form.objective"), _select("objective", OBJECTIVES, values.get("objective", "step"))),
+    ]
+    fields += [_text(name, values, words, "2,4,8" if name == "tp" else "") for name in DIMENSIONS]
     schedules, shardings = ", ".join(s.label for s in Schedule), ", ".join(s.label for s in Sharding)
     fields += [
         _text("schedule", values, words, "1f1b", schedules),
+        _text("cp_kind", values, words, "ring"),
+        _text("replicas", values, words, ""),
+        _text("sp", values, words, "on"),
         _text("sharding", values, words, "zero1", shardings),
         _text("recompute", values, words, "auto"),
         _text("order", values, words, "tp-cp-ep-dp-pp"),
         _number("top", values, words),
     ]
-    given = any(name in values for name in (*DIMENSIONS, "schedule", "sharding", "recompute", "order"))
+    given = any(name in values for name in (*SIZE, *SPACE))
     return h(
         "details",
         h("summary", words("form.space")),
@@ -187,9 +201,7 @@ def _number(name: str, values: Mapping[str, str], words: Words, *, required: boo
 
 
 def _text(name: str, values: Mapping[str, str], words: Words, example: str, hint: str = "") -> Html:
-    label = (
-        name if name in (*DIMENSIONS, "schedule", "sharding", "recompute", "order") else words(f"form.{name}")
-    )
+    label = name.replace("_", " ") if name in SPACE else words(f"form.{name}")
     field = h(
         "input",
         name=name,
@@ -207,7 +219,8 @@ def _select(name: str, options: Iterable[str], chosen: str) -> Html:
     known = list(options)
     if chosen and chosen not in known:
         known.insert(0, chosen)
-    return h("select", [h("option", o, value=o, selected=o == chosen) for o in known], name=name)
+    marked = [h("option", o, value=o, selected=o == chosen) for o in known]
+    return h("select", marked, name=name, data_usual=USUAL.get(name))
 
 
 def _hidden(name: str, value: str) -> Html:

@@ -7,14 +7,14 @@ number of the question, 0 for none.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, get_args
 from urllib.parse import urlencode
 
 from meshplan.cli.job import SPACE
-from meshplan.cli.options import read_count, read_list
+from meshplan.cli.options import Framework, read_count, read_list
 from meshplan.cluster.cluster import Cluster
 from meshplan.cluster.files import cluster_of_table, parse_table
 from meshplan.cluster.presets import cluster_of
@@ -25,11 +25,13 @@ from meshplan.model.hf import model_from_config, parse
 from meshplan.model.model import Model
 from meshplan.model.presets import preset, preset_name, preset_names
 from meshplan.plan.rules import Setting
-from meshplan.plan.space import Space
+from meshplan.plan.space import SIZES, Size, Space
 from meshplan.plan.workload import Workload
 from meshplan.report.plan_key import MOST_CHARACTERS as MOST_KEY
 from meshplan.report.studies import candidates
+from meshplan.search.bounds import can_bound
 from meshplan.search.fidelity import can_simulate
+from meshplan.search.objective import OBJECTIVES, Objective
 from meshplan.search.reasons import Case
 from meshplan.search.reasons_compare import with_memory, with_network
 from meshplan.units import parse_bytes
@@ -45,11 +47,16 @@ SLIDERS: Mapping[str, tuple[float, float]] = {
 """Number → how far its slider goes either way, and by what step, in powers of two."""
 LOGS = tuple(f"log2_{name}" for name in SLIDERS)
 VIEW = ("lang", "top", "plan", "pin", "why")
-KEYS = (*QUESTION, *SPACE, "cost_model", *LOGS, *VIEW)
+SIZE = ("space", "framework", "objective")
+KEYS = (*QUESTION, *SIZE, *SPACE, "cost_model", *LOGS, *VIEW)
 START: Mapping[str, str] = {
     "model": "llama-3.1-70b", "gpu": "h100-sxm", "gpus": "64", "seq": "8192", "gbs": "512",
 }  # fmt: skip
 """What the page opens with."""
+USUAL: Mapping[str, str] = {
+    "precision": "bf16", "framework": "any", "objective": "step", "cost_model": DEFAULT,
+}  # fmt: skip
+"""Values that need not be said."""
 MOST_VALUE = 300
 MOST_GPUS = 1 << 20
 MOST_CANDIDATES = 200_000_000
@@ -81,7 +88,7 @@ class Address:
                 raise InputError(f"{key} is {len(value):,} characters long; {most:,} is the most")
             if key == "pin" and value:
                 pins.append(value)
-            elif value and not (key in LOGS and _is_zero(value)):
+            elif value and value != USUAL.get(key) and not (key in LOGS and _is_zero(value)):
                 values[key] = value
         return cls(values, tuple(dict.fromkeys(pins))[-MOST_PINS:])
 
@@ -121,6 +128,7 @@ class Asked:
     workload: Workload
     space: Space
     cost_model: CostModel
+    objective: Objective = "step"
     top: int = TOP
     """Plans to show, which are made certain."""
 
@@ -155,14 +163,15 @@ def question_of(address: Address, *, sliders: bool = True) -> Asked:
         numbers = {name: _scaled(number, _log(values, name)) for name, number in numbers.items()}
         cluster = _slid(cluster, values)
     workload = Workload(**numbers, precision=values.get("precision", "bf16"))
-    space = Space(**{key: _dimension(key, values[key]) for key in SPACE if key in values})
+    prices = cost_model_named(values.get("cost_model", DEFAULT))
     asked = Asked(
         key=(address if sliders else address.without(*LOGS)).asked,
         model=model,
         cluster=cluster,
         workload=workload,
-        space=space,
-        cost_model=cost_model_named(values.get("cost_model", DEFAULT)),
+        space=_space(values, model, prices),
+        cost_model=prices,
+        objective=_one_of(values, "objective", OBJECTIVES, "step"),
         top=read_count(values["top"], "top", most=MOST_TOP) if "top" in values else TOP,
     )
     if asked.candidates > MOST_CANDIDATES:
@@ -244,6 +253,22 @@ def _log(values: Mapping[str, str], name: str) -> float:
             f"log2_{name} must be from -{most:g} to {most:g} in steps of {step:g}, not {shown(text)}"
         )
     return value
+
+
+def _space(values: Mapping[str, str], model: Model, prices: CostModel) -> Space:
+    """The space as ``meshplan plan`` makes it of the same flags."""
+    usual = "small" if can_bound(prices) else "plain"
+    size: Size = _one_of(values, "space", SIZES, usual)
+    framework = _one_of(values, "framework", get_args(Framework), "any")
+    given = {key: _dimension(key, values[key]) for key in SPACE if key in values}
+    return Space.of(size, model, framework, **given)
+
+
+def _one_of(values: Mapping[str, str], key: str, known: Sequence[str], usual: str) -> Any:
+    found = values.get(key, usual)
+    if found not in known:
+        raise InputError(f"{key} must be one of {', '.join(known)}, not {shown(found)}")
+    return found
 
 
 def _dimension(key: str, text: str) -> Any:

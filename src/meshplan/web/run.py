@@ -9,6 +9,7 @@ import socket
 import sys
 import threading
 import webbrowser
+from collections.abc import Callable
 
 import uvicorn
 
@@ -33,14 +34,30 @@ def serve(*, host: str, port: int, open_browser: bool, token: str | None) -> int
         app, log_level="warning", access_log=False, server_header=False, date_header=False,
         timeout_graceful_shutdown=1, limit_concurrency=400, timeout_keep_alive=30,
     )  # fmt: skip
-    with contextlib.suppress(KeyboardInterrupt), contextlib.closing(listening):  # Ctrl-C is the way to end it
+
+    def announce() -> None:
         print(f"meshplan is at {address} (Ctrl-C ends it)", file=sys.stderr, flush=True)
         if not alone:
             print("other machines that can reach this one need that token", file=sys.stderr, flush=True)
         if open_browser:
-            threading.Timer(0.5, webbrowser.open, (address,)).start()
-        uvicorn.Server(config).run(sockets=[listening])
+            threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
+
+    with contextlib.suppress(KeyboardInterrupt), contextlib.closing(listening):  # Ctrl-C is the way to end it
+        _Server(config, announce).run(sockets=[listening])
     return 0
+
+
+class _Server(uvicorn.Server):
+    """Says where it is once it answers."""
+
+    def __init__(self, config: uvicorn.Config, announce: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._announce = announce
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, then say so."""
+        await super().startup(sockets)
+        self._announce()
 
 
 def is_loopback(host: str) -> bool:

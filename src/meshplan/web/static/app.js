@@ -15,8 +15,11 @@
 
   const query = () => {
     const found = new URLSearchParams();
+    const usual = {};
+    for (const field of form.querySelectorAll("[data-usual]")) usual[field.name] = field.dataset.usual;
     for (const [key, value] of new FormData(form)) {
-      if (value !== "" && !(key.startsWith("log2_") && Number(value) === 0)) found.append(key, value);
+      const idle = value === "" || value === usual[key] || (key.startsWith("log2_") && Number(value) === 0);
+      if (!idle) found.append(key, value);
     }
     return found.toString();
   };
