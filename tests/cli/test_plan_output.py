@@ -68,7 +68,7 @@ memory of the fullest GPU: 66.4 GiB of 71.2 GiB
   optimizer              12.3 GiB   18.5%  ███▊
 
 closest miss: tp4 cp2 dp8 pp1 mbs1 re80 needs 79.3 GiB, 8.1 GiB too much; its
-  step would take 1.28 × the best
+  step would take 1.28 × the fastest
 showing 3 of 116 feasible plans; --top shows more
 reN: N layers of every stage are recomputed in the backward pass
 """

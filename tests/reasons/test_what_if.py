@@ -127,7 +127,7 @@ def test_changes_that_make_no_sense(change: str, expected: str) -> None:
 def test_on_the_command_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("NO_COLOR", "1")
-    argv = ["plan", *RUN, "--top", "1", "--what-if", "nic=2x,gbs=2048", "--sensitivities"]
+    argv = ["plan", *RUN, "--space", "plain", "--top", "1", "--what-if", "nic=2x,gbs=2048", "--sensitivities"]
     assert main(argv) == 0
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 80

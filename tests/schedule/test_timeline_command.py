@@ -48,7 +48,7 @@ def test_json_sums_up(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_step_is_the_one_plan_shows(capsys: pytest.CaptureFixture[str]) -> None:
-    space = ["--tp", "4", "--pp", "8", "--cp", "1", "--mbs", "1", "--recompute", "none"]
+    space = ["--tp", "4", "--pp", "8", "--cp", "1", "--mbs", "1", "--recompute", "none", "--space", "plain"]
     assert main(["plan", *ASK, "--gbs", "64", *space, "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert plan["fidelity"]["kind"] == "simulate"
@@ -201,7 +201,7 @@ class TestFidelity:
 
     def test_layouts_in_table_and_json(self, capsys: pytest.CaptureFixture[str]) -> None:
         ask = ["plan", "llama-3.1-405b", "--gpu", "h100-sxm", "--gpus", "1024", "--seq", "8192"]
-        ask += ["--gbs", "512", "--pp", "16", "--tp", "8"]
+        ask += ["--gbs", "512", "--pp", "16", "--tp", "8", "--space", "plain"]
         assert main(ask) == 0
         assert "pp16 mbs1 7,8×14,7" in capsys.readouterr().out
         assert main([*ask, "--json"]) == 0

@@ -31,6 +31,8 @@ def model_options(fitting: Fitting) -> list[Option]:
     ]
     options += _latent(attention) if isinstance(attention, LatentAttention) else _grouped(attention)
     options += _windows(fitting)
+    # Megatron's own defaults are 0.1, which no model known here is trained with, and whose masks cost memory.
+    options += [("--attention-dropout", "0.0"), ("--hidden-dropout", "0.0")]
     options += [("--normalization", "LayerNorm" if first.norm_bias else "RMSNorm")]
     if (dense or moe) and (dense or moe).gated:  # type: ignore[union-attr]
         options.append(("--swiglu",))

@@ -127,6 +127,8 @@ def search(
         return search(*other, space=wider, cost_model=cost_model, keep=1, advise=False, objective=objective)
 
     nothing = nothing_left(ranking, setting, funnel, works)
+    if not can_bound(cost_model):  # the textbook prices no other space
+        return replace(ranking, nothing=nothing)
     ways = ways_out(setting, space, ask, possible, memory=nothing.limit == "memory")
     return replace(ranking, nothing=replace(nothing, ways=ways))
 

@@ -24,7 +24,7 @@ from meshplan.schedule.layout_rounds import best_rounds, pace
 
 GRAIN = 16
 """Parts of the most frequent layer in which costs are compared."""
-WORTH = 0.01
+WORTH = 0.02
 """An uneven cut of layers that divide must spare the busiest rank this share of its work: even stages
 are simpler to launch, and their pipeline has no uneven chunks to wait for."""
 LOOPED, FOLDED, BOTH_WAYS = range(3)
