@@ -134,7 +134,6 @@ def test_an_unknown_shell_is_asked_for(
     def lost() -> None:
         raise ShellDetectionError
 
-    monkeypatch.setattr("cyclopts.completion.detect.detect_shell", lost)
-    monkeypatch.setattr("cyclopts.core.detect_shell", lost, raising=False)
+    monkeypatch.setattr("cyclopts.completion.detect_shell", lost)
     assert main(["completion"]) == 2
     assert "cannot tell which shell this is" in capsys.readouterr().err

@@ -59,6 +59,9 @@ COMMANDS = (
         "meshplan.cli.memory_check:app",
         "Hold the memory model against a real PyTorch module under fake tensors.",
     ),
+    Command("schema", "meshplan.cli.schema:app", "The JSON schema of what a command prints with --json."),
+    Command("doctor", "meshplan.cli.doctor:app", "Versions, GPUs and settings, for a bug report."),
+    Command("completion", "meshplan.cli.completion:app", "Print or install completion for a shell."),
     Command(
         "handbook", "meshplan.cli.handbook:app", "The textbook model's five scenarios, all plans ranked."
     ),

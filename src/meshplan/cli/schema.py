@@ -1,0 +1,51 @@
+"""``meshplan schema``: the JSON schema of what commands print with ``--json``."""
+
+import json
+import sys
+from importlib import resources
+
+import cyclopts
+
+from meshplan.cli.help import HelpFormatter
+from meshplan.cli.options import Json
+from meshplan.errors import UnknownNameError
+
+app = cyclopts.App(name="schema", help_formatter=HelpFormatter())
+
+
+@app.default
+def schema(command: str | None = None, /, *, json_: Json = False) -> int:
+    """Print the JSON schema of a command's --json, or list the commands that have one.
+
+    Keys end in their unit: _s seconds, _bytes bytes, _per_s a second. Errors are an object with error and
+    exit_code, on standard error.
+
+    Parameters
+    ----------
+    command
+        plan, estimate …; models-show for `meshplan models show`.
+    """
+    names = schema_names()
+    if command is None:
+        if json_:
+            print(json.dumps({"schema_version": 1, "commands": list(names)}, indent=2))
+        else:
+            width = max(map(len, names))
+            sys.stdout.writelines(f"{name:<{width}}  {_read(name)['description']}\n" for name in names)
+        return 0
+    if command not in names:
+        raise UnknownNameError("schema", command, names, f"known: {', '.join(names)}")
+    print(json.dumps(_read(command), indent=2))
+    return 0
+
+
+def schema_names() -> tuple[str, ...]:
+    """Commands with a schema."""
+    folder = resources.files("meshplan.cli") / "schemas"
+    return tuple(sorted(f.name.removesuffix(".json") for f in folder.iterdir() if f.name.endswith(".json")))
+
+
+def _read(name: str) -> dict[str, object]:
+    text = (resources.files("meshplan.cli") / "schemas" / f"{name}.json").read_text(encoding="utf-8")
+    found: dict[str, object] = json.loads(text)
+    return found
