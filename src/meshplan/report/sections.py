@@ -113,7 +113,7 @@ def ranking_table(
 ) -> Html:
     """The ranked plans; ``=`` marks those tied with the best, ``~`` times of the closed form where others are
     simulated. ``cell`` makes the cell with a plan's name,
-    ``extra`` is a column more: its title and its cells."""
+    ``extra`` is a column more, beside the rank: its title and its cells."""
     plans = ranking["plans"]
     if not plans:
         return Html("")
@@ -121,26 +121,30 @@ def ranking_table(
     some = any(row.get("simulated") for row in plans)
     rows = []
     for row in plans:
-        tied = band is not None and row["rank"] > 1 and row["relative"] <= 1 + band["share"]
+        tied = band is not None and _tied(row, band)
         filled = f"{format_bytes(row['memory_bytes'])} ({row['memory_bytes'] / limit:.0%})"
         cells = [
             h("td", row["rank"], class_="num"),
+            h("td", extra[1](row)) if extra else Html(""),
             h("td", cell(row), class_="keep"),
             h("td", step_time(row["step_s"], plans[0]["step_s"]) + _closed(row, some), class_="num keep"),
             h("td", f"{row['relative']:.2f}{' =' if tied else ''}", class_="num keep"),
             h("td", f"{row['mfu']:.1%}", class_="num"),
             h("td", filled, class_="num keep"),
             h("td", f"{row['tokens_per_s_per_gpu']:,.0f}", class_="num"),
-            h("td", extra[1](row), class_="num") if extra else Html(""),
         ]
         rows.append(h("tr", cells, class_="chosen" if row["rank"] == chosen else None))
     heads = ("rank", "plan", "step", "relative", "mfu", "memory_used", "tokens")
     titles = [(words(f"table.{name}"), None if name == "plan" else "num") for name in heads]
-    titles += [(extra[0], "num")] if extra else []
+    titles[1:1] = [(extra[0], None)] if extra else []
     head = h("tr", [h("th", title, scope="col", class_=class_) for title, class_ in titles])
     shown, kept = len(plans), ranking["counts"]["feasible"]
     caption = h("caption", words("table.caption", shown=f"{shown:,}", feasible=f"{kept:,}"))
     return h("div", h("table", caption, h("thead", head), h("tbody", rows)), class_="wide")
+
+
+def _tied(row: Data, band: Data) -> bool:
+    return bool(row.get("tied", row["relative"] <= 1 + band["share"]))
 
 
 def _closed(row: Data, some: bool) -> str:
@@ -160,7 +164,7 @@ def tie_note(band: Data | None, ranking: Data, words: Words) -> Html:
     """What ``=`` means, with where the width comes from."""
     if band is None or not ranking["plans"]:
         return Html("")
-    tied = sum(1 for row in ranking["plans"] if row["relative"] <= 1 + band["share"])
+    tied = sum(1 for row in ranking["plans"] if _tied(row, band))
     text = words(
         "report.ties", share=f"{band['share']:.1%}", runs=band["runs"], kind=words(f"report.{band['kind']}"),
         count=tied,
