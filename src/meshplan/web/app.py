@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import anyio
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
@@ -30,7 +31,8 @@ from meshplan.web.desk import Desk, StoppedError
 from meshplan.web.guard import LOOPBACK, Guard, TooLargeError
 from meshplan.web.jobs import BusyError
 from meshplan.web.pages import page_css, plain_page
-from meshplan.web.question import START, Address
+from meshplan.web.question import START, Address, question_of
+from meshplan.web.tasks import Task
 
 SCRIPT = Path(__file__).parent / "static" / "app.js"
 RETRY_S = 3
@@ -79,7 +81,10 @@ def create_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        yield
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_warm, own)
+            yield
+            tasks.cancel_scope.cancel()
         own.jobs.close()
 
     return Guard(Starlette(routes=routes, lifespan=lifespan), hosts, token)
@@ -136,6 +141,12 @@ def _retry(status: int) -> dict[str, str] | None:
 def _json(data: Any, status: int) -> Response:
     text = json.dumps(data, ensure_ascii=False) + "\n"
     return Response(text, status, media_type="application/json", headers=_retry(status))
+
+
+async def _warm(desk: Desk) -> None:
+    """Answer the question that the page opens with before anybody asks: the first answer reads all curves."""
+    with contextlib.suppress(MeshplanError):
+        await desk.quickly(Task(asked=question_of(Address(START))))
 
 
 async def _css(request: Request) -> Response:
