@@ -31,6 +31,8 @@ NEAR = 0.02
 """Every plan that is slower than the best by less than this is priced."""
 EPSILON = 0.002
 """A plan's details are not varied any more once they could make its step shorter by less than this."""
+FAR = 0.1
+"""A plan whose layers are cut for other details may gain this much by a cut of its own."""
 _PIPELINE, _DETAILS = len(MESH), len(MESH) + len(PIPELINE)
 
 Told = Callable[[str], None]
@@ -191,16 +193,27 @@ class Bounded:
                 only = {**one, "sharding": np.array([sharding]), "recompute": sets}
                 for plans, at in self._varied(_some(whole, ways), only):
                     tried.note(at, plans, self._price(plans))
+        self._own_cuts(whole, rows, tried, bound)
         if len(values["replicas"]) == 1:
             return
-        again = rows[np.isfinite(tried.step[rows]) & (tried.step[rows] * (1 - EPSILON) > bound[rows])]
+        again = rows[tried.step[rows] * (1 - EPSILON) > bound[rows]]
         tables = []
-        for how in np.unique(tried.how[again], axis=0):
-            same = again[(tried.how[again] == how).all(axis=1)]
+        for how, same in tried.alike(again):
             only = {"replicas": values["replicas"][1:], "sharding": how[:1], "recompute": how[None, 1:]}
             tables += [plans for plans, _ in self._varied(_some(whole, same), only)]
         if tables:
             self._price(Plans.concatenate(tables))
+
+    def _own_cuts(self, whole: Columns, rows: Ints, tried: _Tried, bound: Floats) -> None:
+        """The layers cut for what the best details of a pipeline recompute, where that can come near."""
+        open_ = rows[(whole["layout"][rows] == AUTO_LAYOUT) & (tried.how[rows, 1:] != 0).any(axis=1)]
+        step = tried.step[open_]
+        close = open_[(step * (1 - EPSILON) > bound[open_]) & (step < self.bar * (1 + FAR))]
+        one = {"replicas": self.join.values["replicas"][:1]}
+        for how, same in tried.alike(close):
+            again = {**_some(whole, same), "cut": np.full(len(same), AUTO_LAYOUT)}
+            for plans, at in self._varied(again, {**one, "sharding": how[:1], "recompute": how[None, 1:]}):
+                tried.note(at, plans, self._price(plans))
 
     def _short_stages(self, columns: Columns) -> Bools:
         return np.asarray(columns["pp"] * 2 >= len(self.setting.model.layers))
@@ -267,6 +280,12 @@ class _Tried:
         self.step[rows[best]] = costs.step_s[best]
         how = (plans.sharding[best], plans.recompute_layers[best], plans.recompute_modules[best])
         self.how[rows[best]] = np.stack(how, axis=1)
+
+    def alike(self, rows: Ints) -> Iterator[tuple[Ints, Ints]]:
+        """Those of these pipelines that fit somehow, by the details of their best plan."""
+        rows = rows[np.isfinite(self.step[rows])]
+        for how in np.unique(self.how[rows], axis=0):
+            yield how, rows[(self.how[rows] == how).all(axis=1)]
 
     def worth(self, sharding: int, rows: Ints) -> Bools:
         """Pipelines that fit with this sharding once whole layers are recomputed."""
