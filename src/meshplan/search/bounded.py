@@ -8,7 +8,7 @@ and those that cannot come into the ranking any more are left.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -24,7 +24,7 @@ from meshplan.search.pool import Pool
 
 LARGE = 300_000
 """Candidates after the rules about the mesh from which bounds are worth their cost."""
-FIRST = 256
+FIRST = 512
 """Rows taken before the bar is looked at for the first time; doubled after each look."""
 MOST = 1 << 13
 NEAR = 0.02
@@ -47,6 +47,7 @@ class Bounded:
         self.join, self.cost_model, self.setting, self.pool = join, cost_model, join.setting, pool
         self.window, self.told = window, told
         self.priced = 0
+        self.size = FIRST
         self.layouts: dict[tuple[int, ...], int] = {}
         values = join.values
         self.first: Columns = {name: values[name][:1] for name in (*PIPELINE, *DETAILS)}
@@ -128,14 +129,15 @@ class Bounded:
         whole = {**_columns(self.join.table(whole), PIPELINE), "floor": floor[whole["row"]]}
         bound, _ = self._bound(whole, 0.0)
         by_bound = np.argsort(bound, kind="stable")
-        at, size = 0, FIRST
+        at = 0
         while at < len(by_bound) and bound[by_bound[at]] <= self.bar:
+            size = self.size
             chunk = by_bound[at : at + size]
             some = _some(whole, chunk[bound[chunk] <= self.bar])
             closer, cuts = self._bound(some, self.bar)
             near = closer <= self.bar
             self._details({**_some(some, near), "cut": cuts[near]}, closer[near])
-            at, size = at + size, min(2 * size, MOST)
+            at, self.size = at + size, min(2 * size, MOST)
 
     def _bound(self, columns: Columns, bar: float) -> tuple[Floats, Ints]:
         """The bound of each pipeline, and its layout where it may be less than ``bar``: one cut of the layers
@@ -161,59 +163,74 @@ class Bounded:
             return
         if not len(bound):
             return
-        values, count = self.join.values, len(bound)
-        whole = {**columns, "row": np.arange(count)}
-        tried = _Tried(count)
+        values = self.join.values
+        whole = {**columns, "row": np.arange(len(bound))}
+        tried = _Tried(len(bound))
         plain = self._is_first(self.join.table(columns), PIPELINE)
-        for plans, rows in self._varied(whole, self.first):
-            tried.note(rows, plans, self._price(plans, known=plain[rows]))
+        self._note(tried, self._varied(whole, self.first), plain)
         gain = tried.step * (1 - EPSILON) > bound
-        others = {"recompute": values["recompute"][:1]}
-        for plans, _ in self._varied(_some(whole, gain & ~tried.short), others):
-            self._price(plans.take(~self._is_first(plans, DETAILS)))
-        self._save_memory(whole, np.flatnonzero(gain & tried.short), tried, bound)
+        short, unmade = gain & tried.short, values["recompute"][:1]
+        more = values["sharding"][values["sharding"] > self.first["sharding"][0]]
+        others = self._varied(_some(whole, gain & ~tried.short), {"recompute": unmade})
+        save = {"replicas": values["replicas"][:1], "sharding": more, "recompute": unmade}
+        again = [
+            (plans.take(~first), at[~first])
+            for plans, at in others
+            for first in [self._is_first(plans, DETAILS)]
+        ]
+        self._note(tried, again + (list(self._varied(_some(whole, short), save)) if len(more) else []))
+        self._save_memory(whole, np.flatnonzero(short), tried, bound)
 
     def _save_memory(self, whole: Columns, rows: Ints, tried: _Tried, bound: Floats) -> None:
-        """More sharding; modules to recompute with each sharding that needs it; then replicas of the shards
-        of the best of these."""
+        """Modules to recompute with each sharding that needs it; then replicas of the shards of the best of
+        these."""
         values = self.join.values
-        one = {"replicas": values["replicas"][:1]}
-        more = values["sharding"][values["sharding"] > self.first["sharding"][0]]
-        if len(more):
-            for plans, at in self._varied(
-                _some(whole, rows), {**one, "sharding": more, "recompute": values["recompute"][:1]}
-            ):
-                tried.note(at, plans, self._price(plans))
-        sets = values["recompute"][1:]
-        for sharding in (int(self.first["sharding"][0]), *more.tolist()):
+        sets, tables = values["recompute"][1:], []
+        for sharding in values["sharding"][values["sharding"] >= self.first["sharding"][0]].tolist():
             # Whole layers keep only their inputs: where that does not fit, modules do not help, unless the
             # stage is so short that the layer computed again is most of what it holds.
             ways = rows[tried.worth(sharding, rows) | self._short_stages(_some(whole, rows))]
             if len(ways) and len(sets):
-                only = {**one, "sharding": np.array([sharding]), "recompute": sets}
-                for plans, at in self._varied(_some(whole, ways), only):
-                    tried.note(at, plans, self._price(plans))
+                only = {
+                    "replicas": values["replicas"][:1],
+                    "sharding": np.array([sharding]),
+                    "recompute": sets,
+                }
+                tables += self._varied(_some(whole, ways), only)
+        self._note(tried, tables)
         self._own_cuts(whole, rows, tried, bound)
-        if len(values["replicas"]) == 1:
-            return
-        again = rows[tried.step[rows] * (1 - EPSILON) > bound[rows]]
-        tables = []
-        for how, same in tried.alike(again):
-            only = {"replicas": values["replicas"][1:], "sharding": how[:1], "recompute": how[None, 1:]}
-            tables += [plans for plans, _ in self._varied(_some(whole, same), only)]
-        if tables:
-            self._price(Plans.concatenate(tables))
+        if len(values["replicas"]) > 1:
+            gain = np.maximum(tried.others[rows], bound[rows]) < tried.step[rows] * (1 - EPSILON)
+            again = rows[gain & (tried.others[rows] <= self.bar)]
+            self._again(_some(whole, again), again, tried, values["replicas"][1:])
 
     def _own_cuts(self, whole: Columns, rows: Ints, tried: _Tried, bound: Floats) -> None:
         """The layers cut for what the best details of a pipeline recompute, where that can come near."""
         open_ = rows[(whole["layout"][rows] == AUTO_LAYOUT) & (tried.how[rows, 1:] != 0).any(axis=1)]
         step = tried.step[open_]
         close = open_[(step * (1 - EPSILON) > bound[open_]) & (step < self.bar * (1 + FAR))]
-        one = {"replicas": self.join.values["replicas"][:1]}
-        for how, same in tried.alike(close):
-            again = {**_some(whole, same), "cut": np.full(len(same), AUTO_LAYOUT)}
-            for plans, at in self._varied(again, {**one, "sharding": how[:1], "recompute": how[None, 1:]}):
-                tried.note(at, plans, self._price(plans))
+        cut = {**_some(whole, close), "cut": np.full(len(close), AUTO_LAYOUT)}
+        self._again(cut, close, tried, self.join.values["replicas"][:1])
+
+    def _again(self, columns: Columns, rows: Ints, tried: _Tried, replicas: Ints) -> None:
+        """The best details of each of these pipelines once more, with these replicas."""
+        tables: list[tuple[Plans, Ints]] = []
+        for how in np.unique(tried.how[rows], axis=0):
+            same = (tried.how[rows] == how).all(axis=1)
+            only = {"replicas": replicas, "sharding": how[:1], "recompute": how[None, 1:]}
+            tables += self._varied(_some(columns, same), only)
+        self._note(tried, tables)
+
+    def _note(self, tried: _Tried, tables: Iterable[tuple[Plans, Ints]], known: Bools | None = None) -> None:
+        """Price these plans of pipelines together, and note what is found; ``known`` pipelines were priced
+        with these details before."""
+        some = [(plans, at) for plans, at in tables if len(plans)]
+        if some:
+            plans, at = (
+                Plans.concatenate([plans for plans, _ in some]),
+                np.concatenate([at for _, at in some]),
+            )
+            tried.note(at, plans, self._price(plans, known=None if known is None else known[at]))
 
     def _short_stages(self, columns: Columns) -> Bools:
         return np.asarray(columns["pp"] * 2 >= len(self.setting.model.layers))
@@ -259,6 +276,8 @@ class _Tried:
         self.step = np.full(count, np.inf)
         self.how = np.zeros((count, 3), dtype=np.int64)
         """Sharding, layers and modules to recompute of the best plan."""
+        self.others = np.full(count, np.inf)
+        """Seconds of the best plan but for the data parallel transfers."""
         self.short = np.ones(count, dtype=np.bool_)
         """With the first choice of everything it does not fit, or recomputes whole layers."""
         self._short: dict[int, Bools] = {}
@@ -278,14 +297,9 @@ class _Tried:
         better = np.flatnonzero(fits & (costs.step_s < self.step[rows]))
         best = better[np.argsort(-costs.step_s[better], kind="stable")]  # the last one stays
         self.step[rows[best]] = costs.step_s[best]
+        self.others[rows[best]] = (costs.step_s - costs.time.get("dp", 0.0))[best]
         how = (plans.sharding[best], plans.recompute_layers[best], plans.recompute_modules[best])
         self.how[rows[best]] = np.stack(how, axis=1)
-
-    def alike(self, rows: Ints) -> Iterator[tuple[Ints, Ints]]:
-        """Those of these pipelines that fit somehow, by the details of their best plan."""
-        rows = rows[np.isfinite(self.step[rows])]
-        for how in np.unique(self.how[rows], axis=0):
-            yield how, rows[(self.how[rows] == how).all(axis=1)]
 
     def worth(self, sharding: int, rows: Ints) -> Bools:
         """Pipelines that fit with this sharding once whole layers are recomputed."""

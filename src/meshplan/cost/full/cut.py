@@ -148,6 +148,6 @@ def _grains(c: Context, priced: Priced, grain: int) -> Ints:
     head: Floats = ends.head_forward + ends.head_backward
     for layer in c.model.mtp:  # multi-token-prediction layers sit with the head
         head = head + costs[c.kinds.index(layer)]
-    kinds = np.rint(np.stack(costs, axis=1) / usual[:, None] * GRAIN)
-    both = np.rint(np.stack([embedding, head], axis=1) / usual[:, None] * GRAIN / 2) * 2
+    kinds = np.rint(np.stack(costs, axis=1) / usual[:, None] * grain)
+    both = np.rint(np.stack([embedding, head], axis=1) / usual[:, None] * grain / 2) * 2
     return np.asarray(np.concatenate([kinds, both], axis=1), dtype=np.int64)
