@@ -58,7 +58,9 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
     wanted = plain(name[:100])
     if not wanted:
         return []
-    starts = sorted((p for p in by_plain if p.startswith(wanted) or (len(p) > 2 and wanted.startswith(p))), key=len)
+    starts = sorted(
+        (p for p in by_plain if p.startswith(wanted) or (len(p) > 2 and wanted.startswith(p))), key=len
+    )
     close = difflib.get_close_matches(wanted, by_plain, n=count, cutoff=0.6)
     found = list(dict.fromkeys([*close[:1], *starts, *close]))
     return [by_plain[p] for p in found[:count]]

@@ -59,9 +59,7 @@ def question(
     return Question(
         cluster=_cluster(given(cluster), job),
         workload=_workload({**job.workload, **given(workload)}, job),
-        space=Space.of(
-            size.space or usual, read, size.framework or "any", **{**job.space, **given(space)}
-        ),
+        space=Space.of(size.space or usual, read, size.framework or "any", **{**job.space, **given(space)}),
         cost_model=prices,
         model=read,
     )

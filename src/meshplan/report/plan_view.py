@@ -175,7 +175,9 @@ def _simulated(ranking: Ranking) -> str:
     if found.left_open:
         certain += f" ({found.left_open:,} left open)"
     off = f"closed form off by {found.median_error:.1%} in the median, {found.largest_error:.1%} at most"
-    rest = "" if found.margin is None else f"; plans not kept are {found.margin:.1%} or more slower in it"
+    rest = (
+        "" if (found.margin or 0.0) <= 0 else f"; plans not kept are {found.margin:.1%} or more slower in it"
+    )
     return f"{words}: {certain}; {off}{rest}"
 
 
@@ -222,14 +224,14 @@ def _closing(ranking: Ranking, top: int) -> list[str]:
         name = plan_names(miss.costs.plans, ranking.space.order)[0]
         need, more = format_bytes(miss.costs.memory_bytes[0]), format_bytes(miss.excess_bytes)
         lines.append(f"closest miss: {name} needs {need}, {more} too much{_miss_gain(ranking, miss.costs)}")
-    shown = len(shown_rows(ranking, top))
-    if len(ranking) > shown:
+    rows = np.array(shown_rows(ranking, top), dtype=np.int64)
+    if len(ranking) > (shown := len(rows)):
         what = ", the best of as many meshes" if ranking.space.size == "full" else ""
         feasible = ranking.counts.feasible
         lines.append(f"showing {shown:,} of {feasible:,} feasible plans{what}; --top shows more")
-    if len(ranking) and ranking.simulated is not None and not ranking.simulated.rows[:top].all():
+    if len(ranking) and ranking.simulated is not None and not ranking.simulated.rows[rows].all():
         lines.append("~: closed form, not simulated")
-    if len(ranking) and (ranking.costs.plans.recompute_layers[:top] > 0).any():
+    if len(ranking) and (ranking.costs.plans.recompute_layers[rows] > 0).any():
         lines.append("reN: N layers of every stage are recomputed in the backward pass")
     return lines
 
@@ -248,7 +250,8 @@ def _tight(ranking: Ranking) -> list[str]:
         i = int(roomy[0])
         name = plan_names(costs.plans.take(slice(i, i + 1)), ranking.space.order)[0]
         slower = costs.step_s[i] / costs.step_s[0] - 1
-        text += f"; #{i + 1}, {name}, fills {filled[i]:.0%} and takes {slower:.1%} longer"
+        word = "longer" if slower >= 0 else "less"
+        text += f"; #{i + 1}, {name}, fills {filled[i]:.0%} and takes {abs(slower):.1%} {word}"
     return [text]
 
 
