@@ -185,7 +185,8 @@ class Bounded:
         """Modules to recompute with each sharding that needs it; then replicas of the shards of the best of
         these."""
         values = self.join.values
-        sets, tables = values["recompute"][1:], []
+        sets = values["recompute"][1:]
+        tables: list[tuple[Plans, Ints]] = []
         for sharding in values["sharding"][values["sharding"] >= self.first["sharding"][0]].tolist():
             # Whole layers keep only their inputs: where that does not fit, modules do not help, unless the
             # stage is so short that the layer computed again is most of what it holds.
