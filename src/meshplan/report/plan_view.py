@@ -177,9 +177,6 @@ def _simulated(ranking: Ranking) -> str:
     off = f"closed form off by {found.median_error:.1%} in the median, {found.largest_error:.1%} at most"
     slower = found.margin or 0.0
     rest = f"; plans not kept are {slower:.1%} or more slower in it" if slower > 0 else ""
-        "" if (found.margin or 0.0) <= 0 else f"; plans not kept are {found.margin:.1%} or more slower in it"
-    )
-    return f"{words}: {certain}; {off}{rest}"
 
 
 def _ties(ranking: Ranking, shown: Sequence[int]) -> list[str]:
