@@ -177,6 +177,7 @@ def _simulated(ranking: Ranking) -> str:
     off = f"closed form off by {found.median_error:.1%} in the median, {found.largest_error:.1%} at most"
     slower = found.margin or 0.0
     rest = f"; plans not kept are {slower:.1%} or more slower in it" if slower > 0 else ""
+    return f"{words}: {certain}; {off}{rest}"
 
 
 def _ties(ranking: Ranking, shown: Sequence[int]) -> list[str]:
