@@ -5,7 +5,7 @@ fields as its own flags. A flag that was not given is ``None``, so that a job fi
 """
 
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from cyclopts import Group, Parameter
 
@@ -18,9 +18,11 @@ from meshplan.cli.options import (
     read_order,
     read_recompute,
     read_switch,
+    read_word,
 )
 from meshplan.plan.kinds import CpKind, Recompute, Schedule, Sharding
 
+Precision = Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4", "fp32"]
 Degrees = Annotated[tuple[int, ...] | None, option(read_degree, many=True)]
 Schedules = Annotated[tuple[Schedule, ...] | None, option(read_kind(Schedule), many=True, metavar="NAME")]
 Shardings = Annotated[tuple[Sharding, ...] | None, option(read_kind(Sharding), many=True, metavar="NAME")]
@@ -30,6 +32,12 @@ Recomputes = Annotated[
 Switches = Annotated[tuple[bool, ...] | None, option(read_switch, many=True, metavar="on|off")]
 CpKinds = Annotated[tuple[CpKind, ...] | None, option(read_kind(CpKind), many=True, metavar="NAME")]
 Order = Annotated[tuple[str, ...] | None, option(read_order, metavar="DIMS")]
+Orders = Annotated[tuple[tuple[str, ...], ...] | None, option(read_order, many=True, metavar="DIMS")]
+Precisions = Annotated[
+    tuple[str, ...] | None, option(read_word(get_args(Precision)), many=True, metavar="NAME")
+]
+WORKLOAD = Group("Workload", sort_key=2)
+SPACE = Group("Space (one value, or values to try: 2,4,8)", sort_key=3)
 
 
 @Parameter(name="*", group=Group("Cluster", sort_key=1))
@@ -48,24 +56,34 @@ class ClusterFlags:
     ] = None
 
 
-@Parameter(name="*", group=Group("Workload", sort_key=2))
 @dataclass(kw_only=True)
-class WorkloadFlags:
-    """What one step trains on."""
-
+class _Tokens:
     seq: Annotated[OptionalCount, Parameter(help="Tokens in a sequence.")] = None
     gbs: Annotated[OptionalCount, Parameter(help="Sequences in the global batch.")] = None
+
+
+@Parameter(name="*", group=WORKLOAD)
+@dataclass(kw_only=True)
+class WorkloadFlags(_Tokens):
+    """What one step trains on."""
+
     precision: Annotated[
-        Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4", "fp32"] | None,
-        Parameter(metavar="NAME", help="Of the matrix multiplications (default: bf16)."),
+        Precision | None, Parameter(metavar="NAME", help="Of the matrix multiplications (default: bf16).")
     ] = None
 
 
-@Parameter(name="*", group=Group("Space (one value, or values to try: 2,4,8)", sort_key=3))
+@Parameter(name="*", group=WORKLOAD)
 @dataclass(kw_only=True)
-class SpaceFlags:
-    """The plans to look at; a dimension not given takes every sensible value."""
+class WorkloadsFlags(_Tokens):
+    """The same in several precisions."""
 
+    precision: Annotated[
+        Precisions, Parameter(help="Of the matrix multiplications (default: bf16); several are compared.")
+    ] = None
+
+
+@dataclass(kw_only=True)
+class _Dimensions:
     tp: Annotated[Degrees, Parameter(help="Tensor parallel.")] = None
     sp: Annotated[Switches, Parameter(help="Sequence parallel beside tp: on, off, or both.")] = None
     cp: Annotated[Degrees, Parameter(help="Context parallel.")] = None
@@ -87,10 +105,27 @@ class SpaceFlags:
         Recomputes,
         Parameter(help="auto, none, all, a number of layers a stage, or modules joined by +."),
     ] = None
+
+
+@Parameter(name="*", group=SPACE)
+@dataclass(kw_only=True)
+class SpaceFlags(_Dimensions):
+    """The plans to look at; a dimension not given takes every sensible value."""
+
     order: Annotated[Order, Parameter(help="Dimensions from inside out, such as tp-cp-ep-dp-pp.")] = None
 
 
-@Parameter(name="*", group=Group("Space (one value, or values to try: 2,4,8)", sort_key=3))
+@Parameter(name="*", group=SPACE)
+@dataclass(kw_only=True)
+class SpacesFlags(_Dimensions):
+    """The same in several orders."""
+
+    order: Annotated[
+        Orders, Parameter(help="Dimensions from inside out (default: tp-cp-ep-dp-pp); several are compared.")
+    ] = None
+
+
+@Parameter(name="*", group=SPACE)
 @dataclass(kw_only=True)
 class SizeFlags:
     """How many plans to look at, and for whom."""

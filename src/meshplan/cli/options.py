@@ -1,6 +1,6 @@
 """Option types that commands share; each refuses in one sentence what it cannot take."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -74,9 +74,16 @@ Json = Annotated[bool, Parameter(name="--json", negative=(), help="Same as --for
 
 def read_kind(kind: type[E]) -> Callable[[str, str], E]:
     """A reader of the labels of ``kind`` (``1f1b``, ``zero1`` …)."""
-    by_label: dict[str, E] = {member.label: member for member in kind}  # type: ignore[attr-defined]
+    return _labelled({member.label: member for member in kind})  # type: ignore[attr-defined]
 
-    def read(text: str, what: str) -> E:
+
+def read_word(words: Iterable[str]) -> Callable[[str, str], str]:
+    """A reader of one of these words."""
+    return _labelled({word: word for word in words})
+
+
+def _labelled(by_label: Mapping[str, T]) -> Callable[[str, str], T]:
+    def read(text: str, what: str) -> T:
         found = by_label.get(text.lower())
         if found is None:
             close = nearest(text, by_label, 2)

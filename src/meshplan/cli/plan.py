@@ -9,12 +9,13 @@ import cyclopts
 import numpy as np
 from cyclopts import Parameter
 
-from meshplan.cli.flags import ClusterFlags, SizeFlags, SpaceFlags, WorkloadFlags
+from meshplan.cli.flags import ClusterFlags, SizeFlags, SpacesFlags, WorkloadsFlags
 from meshplan.cli.job import is_phased
 from meshplan.cli.options import Count, Format, Json
 from meshplan.cli.progress import progress
 from meshplan.cli.question import Question, question
 from meshplan.cli.run_flags import RunFlags, StudyFlags
+from meshplan.cli.variants import best_first, only_variant, variants_of
 from meshplan.cost.models import COST_MODELS, DEFAULT
 from meshplan.errors import InputError
 from meshplan.report.parts import step_time
@@ -22,6 +23,7 @@ from meshplan.report.plan_rows import flat, ranking_data
 from meshplan.report.plan_view import plan_markdown, plan_names, plan_text
 from meshplan.report.screen import Screen
 from meshplan.report.table import csv_text
+from meshplan.report.variants_view import variants_data, variants_text
 from meshplan.search.band import error_band
 from meshplan.search.fidelity import Fidelity, can_simulate
 from meshplan.search.heap import keep_freed_memory
@@ -43,8 +45,8 @@ def plan(
     /,
     *,
     cluster: ClusterFlags | None = None,
-    workload: WorkloadFlags | None = None,
-    space: SpaceFlags | None = None,
+    workload: WorkloadsFlags | None = None,
+    space: SpacesFlags | None = None,
     size: SizeFlags | None = None,
     objective: Annotated[Objective, Parameter(metavar="NAME")] = "step",
     ties: Annotated[bool, Parameter(negative="--no-ties")] = True,
@@ -92,44 +94,69 @@ def plan(
     download
         Fetch the config.json of an unknown model from the Hugging Face hub.
     """
+    workload, space = workload or WorkloadsFlags(), space or SpacesFlags()
     if is_phased(model):
         from meshplan.cli.phases import plan_job
 
+        one = only_variant(workload, space, "and the phases are planned for one")
         return plan_job(
-            model, cluster, workload, space, run, cost_model=cost_model, json_=json_, download=download
+            model,
+            cluster,
+            one.workload,
+            one.space,
+            run,
+            cost_model=cost_model,
+            json_=json_,
+            download=download,
         )
-    asked = question(
-        model,
-        cluster or ClusterFlags(),
-        workload or WorkloadFlags(),
-        space or SpaceFlags(),
-        cost_model=cost_model,
-        download=download,
-        size=size,
-        usual="plain" if cost_model == "handbook" else "small",  # the textbook knows no more
-    )
+    form: Format = "json" if json_ else format_
+    variants = variants_of(workload, space)
+    if len(variants) > 1 and form not in ("table", "json"):
+        only_variant(workload, space, f"and --format {form} is one ranking")
+    questions = [
+        question(
+            model,
+            cluster or ClusterFlags(),
+            variant.workload,
+            variant.space,
+            cost_model=cost_model,
+            download=download,
+            size=size,
+            usual="plain" if cost_model == "handbook" else "small",  # the textbook knows no more
+        )
+        for variant in variants
+    ]
     keep_freed_memory()
-    ties = ties and asked.cost_model.name != "handbook"  # its figures are shown as printed
-    usual_error = error_band(asked.cost_model.name, asked.model) if ties else None
-    ranking = search(
-        asked.model,
-        asked.cluster,
-        asked.workload,
-        space=asked.space,
-        cost_model=asked.cost_model,
-        fidelity=fidelity or ("simulate" if can_simulate(asked.cost_model) else "estimate"),
-        sure=min(top, MOST_SURE),
-        objective=objective,
-        band=0.0 if usual_error is None else usual_error.share,
-        told=progress(),
-    )
-    if pareto:
-        ranking = ranking.take(np.flatnonzero(ranking.pareto))
+
+    def ranked(asked: Question) -> Ranking:
+        # The figures of the textbook are shown as printed.
+        compare = ties and asked.cost_model.name != "handbook"
+        usual_error = error_band(asked.cost_model.name, asked.model) if compare else None
+        found = search(
+            asked.model,
+            asked.cluster,
+            asked.workload,
+            space=asked.space,
+            cost_model=asked.cost_model,
+            fidelity=fidelity or ("simulate" if can_simulate(asked.cost_model) else "estimate"),
+            sure=min(top, MOST_SURE),
+            objective=objective,
+            band=0.0 if usual_error is None else usual_error.share,
+            told=progress(),
+        )
+        return found.take(np.flatnonzero(found.pareto)) if pareto else found
+
+    rankings = [ranked(asked) for asked in questions]
+    order = best_first(rankings)
+    asked, ranking = questions[order[0]], rankings[order[0]]
     nothing = ranking.nothing
     if nothing is not None and nothing.limit == "rules":
         raise InputError(no_plan(nothing, ranking))
-    form: Format = "json" if json_ else format_
     sections, data = _studies(asked, ranking, study or StudyFlags(), run or RunFlags(), form)
+    if len(rankings) > 1:
+        compared = [rankings[i] for i in order]
+        data["variants"] = variants_data(compared)
+        sys.stdout.write(variants_text(compared, Screen.of()) if form == "table" else "")
     sys.stdout.write(_render(ranking, top, form, data) + sections)
     if html is not None or svg is not None:
         from meshplan.cli.report import write_report

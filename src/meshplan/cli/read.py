@@ -198,14 +198,16 @@ def _lines(reading: Reading, plan: Plan) -> list[str]:
 
 def _job_file(file: str, cluster: ClusterFlags, workload: WorkloadFlags, *, json_: bool) -> int:
     """Our own job file is a question: answered by ``plan``, its best plan shown."""
-    from meshplan.cli.flags import SpaceFlags
+    from meshplan.cli.flags import SpaceFlags, WorkloadsFlags
     from meshplan.cli.plan import plan
     from meshplan.cli.question import question
 
     if file == "-" or not is_job_file(file):
         raise InputError("a job file of meshplan is read under a name that ends in .yaml or .toml")
     if not json_ or is_phased(file):
-        return plan(file, cluster=cluster, workload=workload, top=3, json_=json_)
+        precision = None if workload.precision is None else (workload.precision,)
+        same = WorkloadsFlags(seq=workload.seq, gbs=workload.gbs, precision=precision)
+        return plan(file, cluster=cluster, workload=same, top=3, json_=json_)
     asked = question(file, cluster, workload, SpaceFlags(), usual="small")
     setting = Setting(asked.model, asked.cluster, asked.workload)
     ranking = search(
@@ -231,6 +233,6 @@ def _job_file(file: str, cluster: ClusterFlags, workload: WorkloadFlags, *, json
         problems=(),
         notes=("the plan is the best of those that the file leaves open",),
     )
-    same = Better(costs=best, changes=(), gain=0.0)
-    print(json.dumps(read_data(reading, best, same), indent=2, allow_nan=False))
+    kept = Better(costs=best, changes=(), gain=0.0)
+    print(json.dumps(read_data(reading, best, kept), indent=2, allow_nan=False))
     return 0
