@@ -21,6 +21,7 @@ from meshplan.cli.options import (
     read_word,
 )
 from meshplan.plan.kinds import CpKind, Recompute, Schedule, Sharding
+from meshplan.plan.space import Layout
 
 Precision = Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4", "fp32"]
 Degrees = Annotated[tuple[int, ...] | None, option(read_degree, many=True)]
@@ -35,6 +36,9 @@ Order = Annotated[tuple[str, ...] | None, option(read_order, metavar="DIMS")]
 Orders = Annotated[tuple[tuple[str, ...], ...] | None, option(read_order, many=True, metavar="DIMS")]
 Precisions = Annotated[
     tuple[str, ...] | None, option(read_word(get_args(Precision)), many=True, metavar="NAME")
+]
+Layouts = Annotated[
+    tuple[Layout, ...] | None, option(read_word(get_args(Layout)), many=True, metavar="even|auto")
 ]
 WORKLOAD = Group("Workload", sort_key=2)
 SPACE = Group("Space (one value, or values to try: 2,4,8)", sort_key=3)
@@ -122,6 +126,9 @@ class SpacesFlags(_Dimensions):
 
     order: Annotated[
         Orders, Parameter(help="Dimensions from inside out (default: tp-cp-ep-dp-pp); several are compared.")
+    ] = None
+    layout: Annotated[
+        Layouts, Parameter(help="Layers of stages: even, or auto: as the busiest rank has least to do.")
     ] = None
 
 

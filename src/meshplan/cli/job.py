@@ -25,7 +25,7 @@ A complete example::
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from meshplan.cli.options import (
     read_count,
@@ -35,12 +35,13 @@ from meshplan.cli.options import (
     read_order,
     read_recompute,
     read_switch,
+    read_word,
 )
 from meshplan.cluster.files import parse_table
 from meshplan.errors import InputError, nearest, shown
 from meshplan.files import read_text
 from meshplan.plan.kinds import CpKind, Schedule, Sharding
-from meshplan.plan.space import DEGREES
+from meshplan.plan.space import DEGREES, Layout
 
 SUFFIXES = (".yaml", ".yml", ".toml")
 KEYS = ("model", "cluster", "workload", "space", "cost_model", "stack", "phases")
@@ -57,6 +58,7 @@ SPACE: Mapping[str, Callable[[str, str], Any]] = {
     "schedule": read_kind(Schedule),
     "sharding": read_kind(Sharding),
     "recompute": read_recompute,
+    "layout": read_word(get_args(Layout)),
     "order": read_order,
 }
 

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -113,8 +114,9 @@ def plan(
     variants = variants_of(workload, space)
     if len(variants) > 1 and form not in ("table", "json"):
         only_variant(workload, space, f"and --format {form} is one ranking")
-    questions = [
-        question(
+    questions = []
+    for variant in variants:
+        asked = question(
             model,
             cluster or ClusterFlags(),
             variant.workload,
@@ -124,8 +126,8 @@ def plan(
             size=size,
             usual="plain" if cost_model == "handbook" else "small",  # the textbook knows no more
         )
-        for variant in variants
-    ]
+        layout = asked.space.layout if space.layout is None else space.layout
+        questions.append(replace(asked, space=replace(asked.space, layout=layout)))
     keep_freed_memory()
 
     def ranked(asked: Question) -> Ranking:

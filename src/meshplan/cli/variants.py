@@ -20,7 +20,7 @@ class Variant:
 
 def variants_of(workload: WorkloadsFlags, space: SpacesFlags) -> list[Variant]:
     """Every combination, in the order given."""
-    same = {f.name: getattr(space, f.name) for f in fields(space) if f.name != "order"}
+    same = {f.name: getattr(space, f.name) for f in fields(space) if f.name not in ("order", "layout")}
     pairs = list(product(workload.precision or (None,), space.order or (None,)))
     if len(pairs) > MOST:
         raise InputError(f"--precision and --order make {len(pairs)} combinations; {MOST} is the most")

@@ -54,7 +54,8 @@ def closest_miss(join: Join, cost_model: Bounding, meshes: Plans, memory: Floats
 def _smallest(join: Join, meshes: Plans, rows: Ints) -> Iterator[Plans]:
     """Plans that need little memory: sharded most, the plain pipelines first."""
     values = join.values
-    saving: Columns = {"sharding": np.array([values["sharding"].max()]), "replicas": values["replicas"][:1]}
+    most = np.array([values["sharding"].max(), values["sharding"][0]])  # of one rank there is but the first
+    saving: Columns = {"sharding": np.unique(most)[::-1], "replicas": values["replicas"][:1]}
     plain = {**saving, **{name: values[name][:1] for name in (*PIPELINE, "recompute")}}
     for only, some in ((plain, rows), (saving, rows[:MESHES])):
         for start in range(0, len(some), _CHUNK):
