@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from meshplan.model.layers import Moe
 from meshplan.plan.kinds import CpKind, Schedule, Sharding
 from meshplan.plan.plans import Plan, Plans
 from meshplan.plan.rules import Bools, Rule, Setting, Source
@@ -48,8 +49,8 @@ def no_effect_rules(values: Mapping[str, tuple[Any, ...]], *, open_vp: bool) -> 
             lambda s, p: "tp 1 has no sequence parallelism",
         ),
         rule(
-            ("cp", "dp", "sharding", "replicas"),
-            lambda s, p: np.asarray((p.dp * p.cp > 1) | ((p.sharding == int(sharding)) & (p.replicas == 1))),
+            ("tp", "cp", "dp", "ep", "etp", "sharding", "replicas"),
+            lambda s, p: np.asarray(_shards(s, p) | ((p.sharding == int(sharding)) & (p.replicas == 1))),
             lambda s, p: f"one rank shards nothing, as {p.sharding.label} or otherwise",
         ),
         rule(
@@ -61,6 +62,12 @@ def no_effect_rules(values: Mapping[str, tuple[Any, ...]], *, open_vp: bool) -> 
     if open_vp:
         rules.append(rule(("pp", "vp"), _fewer_layers, _wasted_words))
     return tuple(rules)
+
+
+def _shards(s: Setting, p: Plans) -> Bools:
+    """Whether there are two ranks with the same weights: of all, or of experts."""
+    sparse = any(isinstance(layer.mlp, Moe) for layer in s.model.kinds)
+    return np.asarray((p.dp * p.cp > 1) | (sparse & (p.edp > 1)))
 
 
 def _alone(schedule: Schedule) -> bool:

@@ -35,6 +35,7 @@ def _etp_words(s: Setting, p: Plan) -> str:
 
 EP_DIVIDES_EXPERTS = Rule(
     id="ep-divides-experts",
+    meaning=True,
     title="ep divides the experts",
     columns=("ep",),
     passes=_expert_pass,
@@ -51,6 +52,7 @@ EP_DIVIDES_EXPERTS = Rule(
 )
 ETP_DIVIDES_EXPERT = Rule(
     id="etp-divides-expert",
+    meaning=True,
     title="etp divides the width of an expert",
     columns=("etp",),
     passes=_etp_pass,
@@ -66,6 +68,7 @@ ETP_DIVIDES_EXPERT = Rule(
 )
 EXPERT_FOLDING = Rule(
     id="expert-folding",
+    meaning=True,
     title="etp × ep divides tp × cp × dp",
     columns=("tp", "cp", "dp", "ep", "etp"),
     passes=lambda s, p: np.asarray((p.tp * p.cp * p.dp) % (p.ep * p.etp) == 0),

@@ -96,6 +96,7 @@ LAYERS_DIVIDE_VP = Rule(
 )
 LAYOUT_STAGES = Rule(
     id="layout-stages",
+    meaning=True,
     title="a layout has pp × vp stages",
     columns=("pp", "vp", "layout"),
     passes=lambda s, p: np.asarray((p.layout < 0) | (of_layout(p, map(len, p.layouts)) == p.pp * p.vp)),
@@ -111,6 +112,7 @@ LAYOUT_STAGES = Rule(
 )
 LAYOUT_LAYERS = Rule(
     id="layout-layers",
+    meaning=True,
     title="the stages of a layout hold every layer once",
     columns=("layout",),
     passes=lambda s, p: np.asarray(
@@ -130,6 +132,7 @@ LAYOUT_LAYERS = Rule(
 )
 STAGES_HAVE_LAYERS = Rule(
     id="stages-have-layers",
+    meaning=True,
     title="there are no more stages than layers",
     columns=("pp", "vp", "layout"),
     passes=_stages_pass,
@@ -145,6 +148,7 @@ STAGES_HAVE_LAYERS = Rule(
 )
 VP_FITS_SCHEDULE = Rule(
     id="vp-fits-schedule",
+    meaning=True,
     title="interleaved schedules have vp above 1, V schedules 2, the others 1",
     columns=("pp", "vp", "schedule"),
     passes=_schedule_pass,

@@ -46,7 +46,7 @@ def rules_of(framework: str = "any") -> tuple[Rule, ...]:
     """The errors of a framework, in order; raises ``UnknownNameError`` for a framework nobody knows."""
     _known(framework)
     name = _SAME.get(framework, framework)
-    return tuple(rule for rule in ERRORS if name in rule.frameworks)
+    return tuple(rule for rule in ERRORS if rule.meaning or name in rule.frameworks)
 
 
 @cache

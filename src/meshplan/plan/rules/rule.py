@@ -61,6 +61,8 @@ class Rule:
     fix: str = ""
     demand: Callable[[Setting, Plans], npt.NDArray[np.int64]] | None = None
     """How much each failing plan asks for; the one that asks least makes the best example."""
+    meaning: bool = False
+    """Without it the numbers of a plan make no sense: holds for every framework, named in a source or not."""
     written: bool = False
     """About something that our launch files write another way: a choice that the framework does not have
     and they replace (and say so), or stages that they spell out layer by layer."""

@@ -64,6 +64,7 @@ def _shared(s: Setting) -> list[int]:
 
 GPUS_PRODUCT = Rule(
     id="gpus-product",
+    meaning=True,
     title="tp × cp × dp × pp is the number of GPUs",
     columns=("tp", "cp", "pp", "dp"),
     passes=lambda s, p: np.asarray(p.tp.astype(np.float64) * p.cp * p.pp * p.dp == s.cluster.gpus),
@@ -205,6 +206,7 @@ HIERARCHICAL_CP = Rule(
 )
 GBS_DIVIDES = Rule(
     id="gbs-divides",
+    meaning=True,
     title="dp × mbs divides the global batch",
     columns=("dp", "mbs"),
     passes=lambda s, p: np.asarray(s.workload.gbs % (p.dp * p.mbs) == 0),
@@ -223,6 +225,7 @@ GBS_DIVIDES = Rule(
 )
 REPLICAS_DIVIDE = Rule(
     id="replicas-divide-dp",
+    meaning=True,
     title="replicas divide dp, and something is sharded",
     columns=("dp", "sharding", "replicas"),
     passes=lambda s, p: np.asarray(
