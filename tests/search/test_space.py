@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from meshplan.cluster.presets import cluster_of
 from meshplan.cost.models import cost_model_named
 from meshplan.model.load import load_model
+from meshplan.model.model import Model
 from meshplan.plan.frameworks import framework_values
 from meshplan.plan.kinds import CpKind, Recompute, Schedule, Sharding
 from meshplan.plan.plans import AUTO_LAYERS, Plans
@@ -55,7 +57,7 @@ def test_module_sets_are_of_what_the_model_has() -> None:
     assert Recompute.NORM | Recompute.MLP in module_sets(LLAMA)
 
 
-GIVEN = {
+GIVEN: dict[str, Any] = {
     "tp": (2,), "sp": (False,), "cp": (2,), "cp_kind": (CpKind.ALL_GATHER,), "pp": (2,), "vp": (2,),
     "dp": (2,), "schedule": (Schedule.INTERLEAVED,), "layout": ("even",), "sharding": (Sharding.ZERO2,),
     "replicas": (2,), "ep": (2,), "etp": (2,), "mbs": (2,), "recompute": ((1, Recompute.NORM),),
@@ -103,7 +105,7 @@ def plans_of(setting: Setting, space: Space, *, same: bool) -> Plans:
 
 
 @pytest.mark.parametrize("model", [LLAMA, MOE], ids=["dense", "moe"])
-def test_what_changes_nothing_is_the_same_plan(model: object) -> None:
+def test_what_changes_nothing_is_the_same_plan(model: Model) -> None:
     """Of all plans with the rules that spare repetitions and without, the prices are the same ones. (As many
     replicas as ranks, which is DDP with the buffers of another sharding, are left out.)"""
     setting = SETTING._replace(model=model, cluster=cluster_of("h200", 4), workload=Workload(seq=8192, gbs=8))
