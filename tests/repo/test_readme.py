@@ -24,6 +24,8 @@ CONFIG = {
     "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
     "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256,
 }  # fmt: skip
+ELSEWHERE = ("validate", "export", "read", "serve", "measure", "calibrate", "trace")
+"""Commands that wait for a browser, take minutes or need files of others: they have tests of their own."""
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
@@ -120,8 +122,8 @@ def test_every_command_in_the_text_runs(
     Path("path/to").mkdir(parents=True)
     Path("path/to/config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
     for command in commands:
-        if command.split()[1] in ("validate", "export", "read"):
-            continue  # they take seconds or need files of others; they have tests of their own
+        if command.split()[1] in ELSEWHERE:
+            continue
         filled = re.sub(r"(?<=plan) …", f" llama-3.1-70b {QUESTION}", command).replace("…", QUESTION)
         words = [{"MODEL": "llama-3.1-70b", "NAME": "llama-3.1-8b"}.get(w, w) for w in shlex.split(filled)]
         assert main(words[1:]) == 0, (command, capsys.readouterr().err)

@@ -25,7 +25,7 @@ from meshplan.report.plan_view import plan_markdown, plan_names, plan_text
 from meshplan.report.screen import Screen
 from meshplan.report.table import csv_text
 from meshplan.report.variants_view import variants_data, variants_text
-from meshplan.search.band import error_band
+from meshplan.search.band import ranking_band
 from meshplan.search.fidelity import Fidelity, can_simulate
 from meshplan.search.heap import keep_freed_memory
 from meshplan.search.objective import Objective
@@ -131,9 +131,6 @@ def plan(
     keep_freed_memory()
 
     def ranked(asked: Question) -> Ranking:
-        # The figures of the textbook are shown as printed.
-        compare = ties and asked.cost_model.name != "handbook"
-        usual_error = error_band(asked.cost_model.name, asked.model) if compare else None
         found = search(
             asked.model,
             asked.cluster,
@@ -143,7 +140,7 @@ def plan(
             fidelity=fidelity or ("simulate" if can_simulate(asked.cost_model) else "estimate"),
             sure=min(top, MOST_SURE),
             objective=objective,
-            band=0.0 if usual_error is None else usual_error.share,
+            band=ranking_band(asked.cost_model.name, asked.model) if ties else 0.0,
             told=progress(),
         )
         return found.take(np.flatnonzero(found.pareto)) if pareto else found

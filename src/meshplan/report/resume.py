@@ -24,7 +24,6 @@ from meshplan.model.load import load_model
 from meshplan.plan.plans import Plans
 from meshplan.plan.space import Space
 from meshplan.plan.workload import Workload
-from meshplan.report.band import error_band
 from meshplan.report.gather import SCHEMA_VERSION, TOP, report_data
 from meshplan.report.plan_key import plan_key
 from meshplan.report.plan_view import plan_names
@@ -97,11 +96,10 @@ def _asked_again(saved: Mapping[str, Any]) -> tuple[Ranking, CostModel]:
     workload = Workload(seq=work["seq"], gbs=work["gbs"], precision=work["precision"])
     size, framework = saved.get("space", "plain"), saved.get("framework", "any")
     space = Space.of(size, model, framework, order=order_of_data(saved["order"]))
-    usual_error = error_band(saved["cost_model"], model)
     again = search(
         model, cluster, workload, space=space, cost_model=cost_model, advise=False,
         fidelity=saved.get("fidelity", {}).get("kind", "estimate"), sure=max(len(saved["plans"]), 1),
-        objective=saved.get("objective", "step"), band=0.0 if usual_error is None else usual_error.share,
+        objective=saved.get("objective", "step"), band=float(saved.get("tie_band", 0.0)),
     )  # fmt: skip
     return again, cost_model
 

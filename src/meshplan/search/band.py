@@ -36,6 +36,13 @@ def error_band(cost_model: str, model: Model) -> Band | None:
     return _bands().get((cost_model, kind_of(model)))
 
 
+def ranking_band(cost_model: str, model: Model) -> float:
+    """The share of the step time within which plans count as equally good; 0 ranks by time alone, as for
+    the textbook's model, whose figures are shown as printed."""
+    band = None if cost_model == "handbook" else error_band(cost_model, model)
+    return 0.0 if band is None else band.share
+
+
 def kind_of(model: Model) -> str:
     """``moe`` for a model with experts, else ``dense``."""
     return "moe" if any(isinstance(layer.mlp, Moe) for layer in model.layers) else "dense"

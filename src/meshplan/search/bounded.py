@@ -8,7 +8,7 @@ and those that cannot come into the ranking any more are left.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -48,6 +48,8 @@ class Bounded:
         self.window, self.told = window, told
         self.priced = 0
         self.size = FIRST
+        self.open: list[tuple[Columns, _Tried]] = []
+        """Pipelines with the best details found for them, which have no cut of their own yet."""
         self.layouts: dict[tuple[int, ...], int] = {}
         values = join.values
         self.first: Columns = {name: values[name][:1] for name in (*PIPELINE, *DETAILS)}
@@ -66,6 +68,11 @@ class Bounded:
     def bar(self) -> float:
         """What a plan must not exceed to be priced."""
         return self.pool.least * (1 + NEAR)
+
+    @property
+    def far(self) -> float:
+        """What a plan may take for whose details no cut of the layers was made yet."""
+        return self.bar * (1 + FAR)
 
     @property
     def wide(self) -> float:
@@ -93,6 +100,7 @@ class Bounded:
             chunk = chunk[floor[chunk] <= self.bar]
             self._whole(meshes, floor, chunk)
             at, size = at + size, min(2 * size, MOST)
+        self._own_cuts()
         funnel, pool = self.join.funnel, self.pool
         if not pool.feasible and pool.miss is None:
             pool.miss = closest_miss(self.join, self.cost_model, meshes, memory)
@@ -199,19 +207,36 @@ class Bounded:
                 }
                 tables += self._varied(_some(whole, ways), only)
         self._note(tried, tables)
-        self._own_cuts(whole, rows, tried, bound)
-        if len(values["replicas"]) > 1:
+        open_ = rows[(whole["layout"][rows] == AUTO_LAYOUT) & (tried.how[rows, 1:] != 0).any(axis=1)]
+        gain = (tried.step[open_] * (1 - EPSILON) > bound[open_]) & (tried.step[open_] < self.far)
+        if gain.any():
+            self.open.append((_some(whole, open_[gain]), tried.take(open_[gain])))
+        self._replicate(whole, rows, tried, bound)
+
+    def _replicate(self, whole: Columns, rows: Ints, tried: _Tried, bound: Floats) -> None:
+        """Replicas of the shards, where the transfers of data parallelism are what keeps a plan from being
+        good enough."""
+        replicas = self.join.values["replicas"]
+        if len(replicas) > 1:
             gain = np.maximum(tried.others[rows], bound[rows]) < tried.step[rows] * (1 - EPSILON)
             again = rows[gain & (tried.others[rows] <= self.bar)]
-            self._again(_some(whole, again), again, tried, values["replicas"][1:])
+            self._again(_some(whole, again), again, tried, replicas[1:])
 
-    def _own_cuts(self, whole: Columns, rows: Ints, tried: _Tried, bound: Floats) -> None:
-        """The layers cut for what the best details of a pipeline recompute, where that can come near."""
-        open_ = rows[(whole["layout"][rows] == AUTO_LAYOUT) & (tried.how[rows, 1:] != 0).any(axis=1)]
-        step = tried.step[open_]
-        close = open_[(step * (1 - EPSILON) > bound[open_]) & (step < self.bar * (1 + FAR))]
-        cut = {**_some(whole, close), "cut": np.full(len(close), AUTO_LAYOUT)}
-        self._again(cut, close, tried, self.join.values["replicas"][:1])
+    def _own_cuts(self) -> None:
+        """At last, the layers cut for what the best details of a pipeline recompute, where that can come near
+        the best plan."""
+        parts = []
+        for columns, tried in self.open:
+            near = np.flatnonzero(tried.step < self.far)
+            parts.append((_some(columns, near), tried.take(near)))
+        count = sum(len(tried.step) for _, tried in parts)
+        if not count:
+            return
+        columns = {name: np.concatenate([own[name] for own, _ in parts]) for name in parts[0][0]}
+        columns |= {"row": np.arange(count), "cut": np.full(count, AUTO_LAYOUT)}
+        tried = _Tried.joined([own for _, own in parts])
+        self._again(columns, columns["row"], tried, self.join.values["replicas"][:1])
+        self._replicate(columns, columns["row"], tried, np.zeros(count))
 
     def _again(self, columns: Columns, rows: Ints, tried: _Tried, replicas: Ints) -> None:
         """The best details of each of these pipelines once more, with these replicas."""
@@ -282,6 +307,21 @@ class _Tried:
         self.short = np.ones(count, dtype=np.bool_)
         """With the first choice of everything it does not fit, or recomputes whole layers."""
         self._short: dict[int, Bools] = {}
+
+    def take(self, rows: Ints) -> _Tried:
+        """The best plans of these pipelines."""
+        some = _Tried(len(rows))
+        some.step, some.how, some.others = self.step[rows], self.how[rows], self.others[rows]
+        return some
+
+    @classmethod
+    def joined(cls, parts: Sequence[_Tried]) -> _Tried:
+        """The best plans of all these."""
+        whole = cls(sum(len(part.step) for part in parts))
+        whole.step, whole.how, whole.others = (
+            np.concatenate([getattr(part, name) for part in parts]) for name in ("step", "how", "others")
+        )
+        return whole
 
     def note(self, rows: Ints, plans: Plans, costs: Costs) -> None:
         """Take in priced plans, each of one of the pipelines ``rows``."""

@@ -16,7 +16,7 @@ from meshplan.plan.plans import Plans
 from meshplan.report.plan_view import plan_names
 from meshplan.report.studies import gpu_counts, scaling_of, sensitivities_of
 from meshplan.report.why_not_view import why_not_data
-from meshplan.search.band import error_band
+from meshplan.search.band import ranking_band
 from meshplan.search.fidelity import can_simulate
 from meshplan.search.ranking import Ranking
 from meshplan.search.reasons_not import why_not
@@ -52,7 +52,6 @@ class Task:
 def ranked(asked: Asked, *, advise: bool, cost_model: CostModel | None = None) -> Ranking:
     """The ranking that ``meshplan plan`` makes for the same question; its first ``KEPT`` plans."""
     model = cost_model or asked.cost_model
-    usual_error = error_band(asked.cost_model.name, asked.model)
     found = search(
         asked.model,
         asked.cluster,
@@ -62,7 +61,7 @@ def ranked(asked: Asked, *, advise: bool, cost_model: CostModel | None = None) -
         fidelity="simulate" if can_simulate(asked.cost_model) else "estimate",
         sure=min(asked.top, MOST_SURE),
         objective=asked.objective,
-        band=0.0 if usual_error is None else usual_error.share,
+        band=ranking_band(asked.cost_model.name, asked.model),
         advise=advise,
     )
     if len(found) <= KEPT:
