@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,58 @@ def test_pictures(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert json.loads(trace.read_text())["otherData"]["schedule"] == "v-half"
 
 
+@pytest.mark.parametrize(
+    ("spelt", "name"),
+    [
+        ("GPipe", "gpipe"), ("1F1B", "1f1b"), ("interleaved-1f1b", "interleaved"),
+        ("Interleaved1F1B", "interleaved"), ("breadth-first", "looped-bfs"), ("LoopedBFS", "looped-bfs"),
+        ("zbh1", "zb-h1"), ("ZB_H2", "zb-h2"), ("zbv", "zb-v"), ("ZBVZeroBubble", "zb-v"),
+        ("vhalf", "v-half"), ("V-Min", "v-min"), ("dual-pipe", "dualpipe"), ("DualPipe", "dualpipe"),
+        ("dualpipev", "dualpipe-v"), ("ScheduleDualPipeV", "dualpipe-v"),
+    ],
+)  # fmt: skip
+def test_names_as_people_and_papers_spell_them(
+    spelt: str, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = ("--ranks", 4, "--micro-batches", 8)
+    assert ask_json(capsys, spelt, *sizes) == ask_json(capsys, name, *sizes)
+    rows = ask_json(capsys, "--compare", f"{spelt}, 1f1b", *sizes)["schedules"]
+    assert rows[0]["schedule"] == name
+
+
+def test_a_file_that_cannot_be_written_whole_leaves_what_was_there(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk fills up in the middle of a trace."""
+    path = tmp_path / "trace.json"
+    path.write_text("old")
+
+    def full(run: object, out: Any) -> None:
+        out.write("[" * 100_000)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("meshplan.cli.schedule.write_trace", full)
+    code, out, err = ask(capsys, "1f1b", "--ranks", 4, "--micro-batches", 8, "--trace", path)
+    assert (code, out) == (2, "")
+    assert err == f"error: cannot write '{path}': no space left on device\n"
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_written_files_keep_their_mode_and_links_their_target(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    real, link = tmp_path / "real.svg", tmp_path / "link.svg"
+    real.write_text("old")
+    real.chmod(0o640)
+    link.symlink_to(real)
+    code, _, _ = ask(capsys, "1f1b", "--ranks", 4, "--micro-batches", 8, "--svg", link)
+    assert code == 0
+    assert link.is_symlink()
+    assert real.read_text().startswith("<svg ")
+    assert real.stat().st_mode & 0o777 == 0o640
+
+
 def test_help_names_the_schedules(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = ask(capsys, "--help")
     assert code == 0
@@ -126,7 +179,7 @@ SIZES = ("--ranks", "4", "--micro-batches", "8")
         (("1f1b", "--file", "x.json"), "not a name and --file"),
         (("--file", "nowhere.json"), "cannot read order file 'nowhere.json'"),
         (("--file", "nowhere.json", "--ranks", "4"), "--file says that itself; leave out --ranks"),
-        (("--compare", "1f1b,zbh1", *SIZES), "unknown schedule 'zbh1'"),
+        (("--compare", "1f1b,zbx1", *SIZES), "unknown schedule 'zbx1'"),
         (("--compare", "1f1b,zb-v", *SIZES, "--forward", "1,2,3,4"), "takes one number for --forward"),
         (("--compare", "1f1b", *SIZES, "--svg", "x.svg"), "--svg shows one schedule"),
         (("1f1b", *SIZES, "--svg", "/nowhere/x.svg"), "cannot write '/nowhere/x.svg'"),

@@ -136,10 +136,10 @@ def test_more_than_the_memory_is_shown_and_said(capsys: pytest.CaptureFixture[st
         ([*PLAN, "--layout", "ten"], "'ten' is neither layers a stage"),
         ([*PLAN, "--layout", "10x"], "'10x' is neither layers a stage"),
         ([*PLAN, "--layout", "1x999999,1x999999"], "--layout has more than 100,000 stages"),
-        ([*PLAN, "--schedule", "zbv"], "did you mean zb-v?"),
+        ([*PLAN, "--schedule", "zb-u"], "did you mean zb-v"),
         ([*PLAN, "--schedule", "zb-v", "--vp", "3"], "the zb-v schedule takes vp 2, not 3"),
         ([*ASK, "--gbs", "66", "--tp", "4", "--pp", "8", "--schedule", "dualpipe"], "an even number"),
-        ([*PLAN, "--compare", "1f1b,zbv"], "unknown schedule 'zbv'"),
+        ([*PLAN, "--compare", "1f1b,zbx"], "unknown schedule 'zbx'"),
         (
             [*PLAN, "--compare", "1f1b", "--trace", "x.json"],
             "--trace shows one schedule; leave out --compare",

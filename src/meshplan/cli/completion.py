@@ -10,6 +10,7 @@ from cyclopts.completion import ShellDetectionError
 
 from meshplan.cli.help import HelpFormatter
 from meshplan.errors import InputError
+from meshplan.files import write_text
 from meshplan.plan.kinds import Schedule
 
 app = cyclopts.App(name="completion", help_formatter=HelpFormatter())
@@ -37,7 +38,7 @@ def completion(
         script = _labelled(root.generate_completion(prog_name="meshplan", shell=shell))
         if install:
             path = root.install_completion(shell=shell, add_to_startup=False)
-            path.write_text(script, encoding="utf-8")
+            write_text(path, script)
             print(_shown(path))
         else:
             sys.stdout.write(script)

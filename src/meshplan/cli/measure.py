@@ -21,6 +21,7 @@ from meshplan.cost.full.model import FullModel
 from meshplan.cost.full.stack import load_stack
 from meshplan.cost.models import cost_model_named
 from meshplan.errors import InputError
+from meshplan.files import write_text
 from meshplan.measure.cut import with_layers
 from meshplan.measure.executable import reasons
 from meshplan.measure.needs import need_torch
@@ -107,7 +108,7 @@ def measure(
     by_key = {s.key: s for s in specs}
     priced = {m.key: _price(full, asked, by_key[m.key]) for m in found} if asked else {}
     data: dict[str, Any] = measured_data(found, results, priced, out)
-    (out / "summary.json").write_text(json.dumps(data, indent=2))
+    write_text(out / "summary.json", json.dumps(data, indent=2) + "\n")
     if json_:
         print(json.dumps(data, indent=2, allow_nan=False))
     else:

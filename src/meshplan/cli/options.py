@@ -73,8 +73,15 @@ Json = Annotated[bool, Parameter(name="--json", negative=(), help="Same as --for
 
 
 def read_kind(kind: type[E]) -> Callable[[str, str], E]:
-    """A reader of the labels of ``kind`` (``1f1b``, ``zero1`` …)."""
-    return _labelled({member.label: member for member in kind})  # type: ignore[attr-defined]
+    """A reader of the labels of ``kind`` (``1f1b``, ``zero1`` …), and of other names it knows itself by."""
+    labelled = _labelled({member.label: member for member in kind})  # type: ignore[attr-defined]
+    named: Callable[[str], E | None] = getattr(kind, "named", lambda text: None)
+
+    def read(text: str, what: str) -> E:
+        found = named(text)
+        return labelled(text, what) if found is None else found
+
+    return read
 
 
 def read_word(words: Iterable[str]) -> Callable[[str, str], str]:

@@ -1,8 +1,6 @@
 """``meshplan report``: an answer saved as JSON as one HTML file, or its pictures as SVG."""
 
 import json
-import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,6 +10,7 @@ from cyclopts import Parameter
 
 from meshplan.cli.help import HelpFormatter
 from meshplan.cli.options import Json
+from meshplan.cli.output import write_file
 from meshplan.cli.progress import progress
 from meshplan.errors import InputError, shown
 
@@ -81,30 +80,6 @@ def write_report(
             raise InputError(f"cannot make folder {shown(svg, 200)}: {_reason(error)}") from None
         for name, picture in pictures.items():
             write_file(svg / f"{name}.svg", standalone(picture))
-
-
-def write_file(path: Path, text: str) -> None:
-    """Write ``text`` whole or not at all: beside its place first. Raises ``InputError``."""
-    try:
-        if path.is_dir():
-            raise InputError(f"cannot write {shown(path, 200)}: it is a folder")
-        if path.exists() and not path.is_file():  # a pipe, standard output
-            path.write_text(text, encoding="utf-8")
-            return
-        with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=path.parent, prefix=".meshplan-", delete=False
-        ) as file:
-            try:
-                file.write(text)
-                file.flush()
-                Path(file.name).chmod(0o644)
-                Path(file.name).replace(path)
-            except BaseException:
-                Path(file.name).unlink(missing_ok=True)
-                raise
-    except OSError as error:
-        raise InputError(f"cannot write {shown(path, 200)}: {_reason(error)}") from None
-    print(f"wrote {path}", file=sys.stderr)
 
 
 def _reason(error: OSError) -> str:

@@ -2,8 +2,6 @@
 
 import json
 import math
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,12 +9,13 @@ import cyclopts
 from cyclopts import Parameter
 
 from meshplan.cli.options import OptionalCount, option
-from meshplan.errors import InputError, UnknownNameError, shown
+from meshplan.cli.output import write_file
+from meshplan.errors import InputError, shown
 from meshplan.report import timeline
 from meshplan.report.screen import Screen
 from meshplan.report.timeline_svg import draw_svg
 from meshplan.report.timeline_trace import write_trace
-from meshplan.schedule.generate import SCHEDULES, make_order
+from meshplan.schedule.generate import SCHEDULES, make_order, schedule_name
 from meshplan.schedule.order import Order
 from meshplan.schedule.order_file import order_dict, read_order_file
 from meshplan.schedule.result import Simulation
@@ -64,11 +63,8 @@ def read_share(text: str, what: str) -> float:
 
 def read_names(text: str, what: str) -> tuple[str, ...]:
     """Schedule names separated by commas."""
-    names = tuple(dict.fromkeys(part.strip().lower() for part in text.split(",")))
-    for name in names:
-        if name not in SCHEDULES:
-            raise UnknownNameError("schedule", name, SCHEDULES, hint=f"{what} takes {', '.join(SCHEDULES)}")
-    return names
+    del what
+    return tuple(dict.fromkeys(schedule_name(part.strip()) for part in text.split(",")))
 
 
 Durations = Annotated[
@@ -185,11 +181,11 @@ def schedule(
         _refuse_with_file({"--ranks": ranks, "--micro-batches": micro_batches, "--vp": vp, "--group": group})
         order = read_order_file(file)
     else:
-        order = make((name or "").lower())
+        order = make(schedule_name(name or ""))
     run = simulate(order, **{**how, **{k: _value(v) for k, v in durations.items()}})
-    _write(svg, lambda out: out.write(draw_svg(run)))
-    _write(trace, lambda out: write_trace(run, out))
-    _write(save_order, lambda out: out.write(json.dumps(order_dict(order)) + "\n"))
+    write_file(svg, lambda out: out.write(draw_svg(run)))
+    write_file(trace, lambda out: write_trace(run, out))
+    write_file(save_order, lambda out: out.write(json.dumps(order_dict(order)) + "\n"))
     if json_:
         print(json.dumps(schedule_dict(run), allow_nan=False))
     else:
@@ -246,17 +242,6 @@ def _refuse_with_file(options: dict[str, Any]) -> None:
     for flag, value in options.items():
         if value is not None:
             raise InputError(f"--file says that itself; leave out {flag}")
-
-
-def _write(path: Path | None, write: Callable[[Any], Any]) -> None:
-    if path is None:
-        return
-    try:
-        with path.open("w", encoding="utf-8") as out:
-            write(out)
-    except OSError as error:
-        raise InputError(f"cannot write {shown(path)}: {error.strerror}") from None
-    print(f"wrote {path}", file=sys.stderr)
 
 
 def _show(run: Simulation, *, draw: bool) -> None:

@@ -2,10 +2,9 @@
 
 import json
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import cyclopts
 import numpy as np
@@ -15,11 +14,12 @@ from meshplan.cli.estimate import STACK, PlanFlags, plan_of, read_layers
 from meshplan.cli.flags import ClusterFlags, SpaceFlags, WorkloadFlags
 from meshplan.cli.help import HelpFormatter
 from meshplan.cli.options import Json, option
+from meshplan.cli.output import write_file
 from meshplan.cli.question import Question, question
 from meshplan.cli.schedule import Names
 from meshplan.cost.full.model import FullModel
 from meshplan.cost.full.stack import load_stack
-from meshplan.errors import InputError, MeshplanError, shown
+from meshplan.errors import InputError, MeshplanError
 from meshplan.plan.kinds import Schedule
 from meshplan.plan.plans import AUTO_LAYERS, AUTO_LAYOUT, DEFAULT_ORDER, Plan, Plans
 from meshplan.plan.rules import Setting
@@ -110,8 +110,8 @@ def timeline(
         runs = [(name, _compared(full, asked, flags, name, torch, unfilled)) for name in compare]
         return _show_comparison(runs, as_json=json_)
     found = _run(full, asked, plan_of(flags, asked, torch=torch), flags, unfilled=unfilled)
-    _write(svg, lambda out: out.write(draw_svg(found.run, title=title(found))))
-    _write(trace, lambda out: write_trace(found.run, out, found.activations))
+    write_file(svg, lambda out: out.write(draw_svg(found.run, title=title(found))))
+    write_file(trace, lambda out: write_trace(found.run, out, found.activations))
     if json_:
         print(json.dumps(pipeline_data(found), indent=2, allow_nan=False))
     else:
@@ -186,14 +186,3 @@ def _too_much(found: PlanRun) -> str:
         f"the plan does not fit: {where} needs {format_bytes(float(memory[rank]))},"
         f" {format_bytes(float(memory[rank]) - limit)} more than the {format_bytes(limit)} there are"
     )
-
-
-def _write(path: Path | None, write: Callable[[Any], Any]) -> None:
-    if path is None:
-        return
-    try:
-        with path.open("w", encoding="utf-8") as out:
-            write(out)
-    except OSError as error:
-        raise InputError(f"cannot write {shown(path)}: {error.strerror}") from None
-    print(f"wrote {shown(path)}", file=sys.stderr)

@@ -25,6 +25,38 @@ class Schedule(IntEnum):
         """The name people type: ``1f1b``, ``zb-h1``, ``dualpipe-v``."""
         return "1f1b" if self is Schedule.ONE_F_ONE_B else self.name.lower().replace("_", "-")
 
+    @classmethod
+    def named(cls, text: str) -> Schedule | None:
+        """The schedule people mean by ``text``: its label however it is spelt (``ZBV``, ``dual_pipe``), or
+        the name another paper or PyTorch's classes give it; ``None`` for no schedule."""
+        plain = "".join(ch for ch in text.lower() if ch.isalnum()).removeprefix("schedule")
+        known = _OTHER_NAMES.get(plain)
+        return known if known is not None else next((s for s in cls if _plain(s.label) == plain), None)
+
+
+def _plain(label: str) -> str:
+    return label.replace("-", "")
+
+
+_OTHER_NAMES = {
+    "afab": Schedule.GPIPE,
+    "pipedreamflush": Schedule.ONE_F_ONE_B,
+    "oneforwardonebackward": Schedule.ONE_F_ONE_B,
+    "interleaved1f1b": Schedule.INTERLEAVED,
+    "1f1binterleaved": Schedule.INTERLEAVED,
+    "1f1bvpp": Schedule.INTERLEAVED,
+    "bfs": Schedule.LOOPED_BFS,
+    "breadthfirst": Schedule.LOOPED_BFS,
+    "breadthfirstlooped": Schedule.LOOPED_BFS,
+    "loopedbreadthfirst": Schedule.LOOPED_BFS,
+    "zerobubbleh1": Schedule.ZB_H1,
+    "zerobubbleh2": Schedule.ZB_H2,
+    "zerobubblev": Schedule.ZB_V,
+    "zbvzerobubble": Schedule.ZB_V,
+    "vzb": Schedule.ZB_V,
+}
+"""Other names by their letters and digits."""
+
 
 class Sharding(IntEnum):
     """What data parallelism shards: nothing, optimizer states, and gradients, and parameters."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from meshplan.errors import InputError, UnknownNameError
+from meshplan.plan.kinds import Schedule
 from meshplan.schedule import dualpipe, loops, vshape
 from meshplan.schedule.order import Order
 
@@ -61,6 +62,16 @@ SCHEDULES: dict[str, ScheduleKind] = {kind.name: kind for kind in _KINDS}
 """Every schedule by the name people type."""
 
 
+def schedule_name(text: str) -> str:
+    """The key in ``SCHEDULES`` of a schedule as people spell it; raises ``UnknownNameError``."""
+    if text in SCHEDULES:
+        return text
+    found = Schedule.named(text)
+    if found is None:
+        raise UnknownNameError("schedule", text, SCHEDULES, hint="known are " + ", ".join(SCHEDULES))
+    return found.label
+
+
 MOST_ACTIONS = 6_000_000
 """Beyond any real pipeline: 64 ranks × 4 stages × 1,024 micro-batches are 0.8 million."""
 
@@ -82,9 +93,7 @@ def make_order(
     ``unfilled`` accepts fewer micro-batches than ranks, which leave most ranks idle.
     The same arguments return the same object. Raises InputError where the schedule's rules forbid it.
     """
-    kind = SCHEDULES.get(name)
-    if kind is None:
-        raise UnknownNameError("schedule", name, SCHEDULES, hint="known are " + ", ".join(SCHEDULES))
+    kind = SCHEDULES[schedule_name(name)]
     if ranks < 1:
         raise InputError(f"a pipeline needs at least 1 rank, not {ranks}")
     if micro_batches < 1:
@@ -97,7 +106,7 @@ def make_order(
             f"{MOST_ACTIONS:,} actions, the most a simulation takes"
         )
     size = _group_size(kind, ranks, micro_batches, stages, group)
-    return _made(name, ranks, micro_batches, stages, size)
+    return _made(kind.name, ranks, micro_batches, stages, size)
 
 
 @lru_cache(maxsize=65536)
