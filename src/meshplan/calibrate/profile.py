@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from statistics import median
 from typing import Any
+
+import numpy as np
 
 from meshplan.calibrate.fit import (
     Fit,
     GemmFit,
     LinkFit,
+    TableFit,
     attention_rate,
     fit_gemm,
     fit_link,
@@ -92,6 +95,7 @@ def calibration(
         wire = fit_link([s for s in across if s.op == "p2p" and s.per_host == 1])
         fits.append(wire.fit)
         tiers.append(_network(wire, len(hosts)))
+        profile["across"] = _across(across, wire, proof, fits)
         profile["network"] = {**base["network"], "nvls": False, **_shares(across, wire), **proof}
     cluster = {
         "name": name,
@@ -185,14 +189,14 @@ def _tables(
     """Tables of the collectives inside a host, and the fastest that any of them drove its link."""
     found: dict[str, Any] = {}
     link = rate
-    for op in OPS:
-        mine = [s for s in inside if s.op == op]
+    for op in (*OPS, "p2p"):
+        mine = [s for s in _one_way(inside) if s.op == op and (op != "p2p" or s.ranks == 2)]
         if not mine:
             continue
         table = fit_table(op, mine)
         fits.append(table.fit)
         for n, row in zip(table.ranks, table.seconds, strict=True):
-            share = 1.0 if op == "all_reduce" else (n - 1) / n
+            share = 1.0 if op in ("all_reduce", "p2p") else (n - 1) / n
             link = max(link, *(share * size / s for size, s in zip(table.sizes, row, strict=True)))
         found[op] = {
             "ranks": list(table.ranks),
@@ -205,6 +209,45 @@ def _tables(
     for table in found.values():
         table["link_bandwidth"] = link * 1.0001
     return found, link * 1.0001
+
+
+def _one_way(samples: Sequence[Sample]) -> list[Sample]:
+    """Messages are timed there and back."""
+    return [replace(s, seconds=tuple(t / 2 for t in s.seconds)) if s.op == "p2p" else s for s in samples]
+
+
+def _across(
+    samples: Sequence[Sample], wire: LinkFit, proof: Mapping[str, str], fits: list[Fit]
+) -> dict[str, Any]:
+    """Tables of the collectives between hosts, by ranks and ranks of a host."""
+    found: dict[str, Any] = {}
+    for op in (*OPS, "p2p"):
+        groups = _by(_one_way(samples), op, lambda s: (s.ranks, s.per_host))
+        if not groups:
+            continue
+        tables = {key: fit_table(op, mine) for key, mine in sorted(groups.items())}
+        sizes = next(iter(tables.values())).sizes
+        rows = [_resampled(t, sizes) for t in tables.values()]
+        fits += [
+            replace(t.fit, what=f"{t.fit.what} across hosts, {per} a host") for (_, per), t in tables.items()
+        ]
+        errors = [t.fit for t in tables.values()]
+        found[op] = {
+            "ranks": [n for n, _ in tables],
+            "per_node": [per for _, per in tables],
+            "sizes": list(sizes),
+            "seconds": rows,
+            "network_bandwidth": wire.bandwidth,
+            "fit_error": _error(max(errors, key=lambda f: f.median_error)),
+            **proof,
+        }
+    return found
+
+
+def _resampled(found: TableFit, sizes: Sequence[float]) -> list[float]:
+    """The table's times at other sizes, rising."""
+    times = np.exp(np.interp(np.log(sizes), np.log(found.sizes), np.log(found.seconds[0])))
+    return [*(float(t) for t in times[:-1]), max(float(times[-1]), float(times[-2]) * 1.001)]
 
 
 def _network(wire: LinkFit, gpus: int) -> dict[str, Any]:

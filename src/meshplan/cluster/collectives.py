@@ -113,7 +113,8 @@ def collective_seconds(
         across = inside
     else:
         nodes = np.maximum(np.ceil(n / r), 2.0)
-        across = np.where(r >= n, inside, _across(profile, op, size, n, r, nodes, link, nic, hop, pat))
+        wide = _across(profile, op, size, n, r, nodes, link, nic, hop, pat)
+        across = np.where(r >= n, inside, _as_measured(profile, op, size, n, r, nic, wide))
     return np.asarray(np.where((n > 1) & (size > 0), across, 0.0))
 
 
@@ -121,7 +122,7 @@ def collective_seconds(
 
 
 def _measured(profile: Profile, op: str) -> tuple[CollectiveCurve, str]:
-    """The curve that ``op`` is read from: broadcast and point to point from all-gather's bytes."""
+    """The curve that ``op`` is read from: broadcast, and messages without one, from all-gather's bytes."""
     name = op if op in profile.collectives else "all_gather"
     return profile.collectives[name], name
 
@@ -199,6 +200,29 @@ def scaleup_bus(profile: Profile, op: str, ranks: npt.ArrayLike, link: npt.Array
         for k, row in zip(curve.ranks, curve.seconds, strict=True)
     ]
     return np.asarray(np.interp(np.log2(n), np.log2(curve.ranks), np.asarray(rates)) / slower)
+
+
+# ── across nodes, as measured ────────────────────────────────────────────────────────────────────
+
+
+def _as_measured(
+    profile: Profile, op: str, size: Floats, n: Floats, r: Floats, nic: Floats, otherwise: Floats
+) -> Floats:
+    """The measured time where a group of as many ranks and nodes was measured; messages need no group."""
+    curve = profile.across.get(op)
+    if curve is None:
+        return otherwise
+    slower = curve.network_bandwidth / nic
+    sizes = np.asarray(curve.sizes)
+    for ranks, per, row in zip(curve.ranks, curve.per_node, curve.seconds, strict=True):
+        seconds = np.asarray(row)
+        time = np.exp(np.interp(np.log(np.maximum(size, 1.0)), np.log(sizes), np.log(seconds)))
+        beyond = (seconds[-1] - seconds[-2]) / (sizes[-1] - sizes[-2])
+        time = time + np.maximum(size - sizes[-1], 0.0) * beyond
+        time = seconds[0] + (time - seconds[0]) * slower
+        same = np.ones_like(n, dtype=bool) if op == "p2p" else (n == ranks) & (r == per)
+        otherwise = np.where(same, time, otherwise)
+    return np.asarray(otherwise)
 
 
 # ── across nodes ─────────────────────────────────────────────────────────────────────────────────

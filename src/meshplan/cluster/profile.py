@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,6 +24,7 @@ from meshplan.cluster.profile_data import (
     ATTENTION_KERNELS,
     OPS,
     PROVENANCES,
+    AcrossCurve,
     AttentionCurve,
     CollectiveCurve,
     Evidence,
@@ -65,6 +66,8 @@ class Profile:
     collectives: Mapping[str, CollectiveCurve]
     network: NetworkCurve
     factors: Mapping[str, Factor]
+    across: Mapping[str, AcrossCurve] = field(default_factory=dict)
+    """Collectives between nodes as measured, where they were; other groups follow ``network``."""
     like: str = ""
     """The GPU whose curves stand in; ``""`` where this GPU's own were measured."""
 
@@ -150,7 +153,7 @@ def profile_from(table: Mapping[str, Any], *, where: str) -> Profile:
     if like:
         data = _inherited(_shipped(text_of(like, f"{where}: like")), data, gpu, where)
     keys = {f.name for f in fields(Profile)} - {"like", "gpu"}
-    check_keys(data, keys, keys, where)
+    check_keys(data, keys, keys - {"across"}, where)
     profile = Profile(
         name=gpu.name,
         gpu=gpu,
@@ -163,6 +166,7 @@ def profile_from(table: Mapping[str, Any], *, where: str) -> Profile:
         collectives=_each(CollectiveCurve, data["collectives"], f"{where}: collectives"),
         network=_curve(NetworkCurve, data["network"], f"{where}: network"),
         factors=_each(Factor, data["factors"], f"{where}: factors"),
+        across=_each(AcrossCurve, data.get("across", {}), f"{where}: across"),
         like=like,
     )
     _check_whole(profile, where)
@@ -292,9 +296,23 @@ def _check_whole(profile: Profile, where: str) -> None:
             raise InputError(
                 f"{where}: attention.{name} needs rising head_dims and as many of efficiency and row_overhead"
             )
-    check_keys(profile.collectives, set(OPS), set(), f"{where}: collectives")
+    check_keys(profile.collectives, {*OPS, "p2p"}, set(), f"{where}: collectives")
     for op, times in profile.collectives.items():
         _check_collective(times, op, f"{where}: collectives.{op}")
+    check_keys(profile.across, {*OPS, "p2p"}, set(), f"{where}: across")
+    for op, wide in profile.across.items():
+        _check_across(wide, f"{where}: across.{op}")
+
+
+def _check_across(curve: AcrossCurve, where: str) -> None:
+    rows = (curve.ranks, curve.per_node, curve.seconds)
+    if len({len(r) for r in rows}) != 1 or any(len(s) != len(curve.sizes) for s in curve.seconds):
+        raise InputError(f"{where} needs a row of seconds for each of ranks and per_node, as long as sizes")
+    if len(curve.sizes) < 2 or list(curve.sizes) != sorted(set(curve.sizes)):
+        raise InputError(f"{where}.sizes must be two or more, rising")
+    for row in curve.seconds:
+        if list(row) != sorted(row) or row[-1] <= row[-2]:
+            raise InputError(f"{where}.seconds must rise with size")
 
 
 def _check_collective(curve: CollectiveCurve, op: str, where: str) -> None:

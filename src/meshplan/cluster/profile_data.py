@@ -187,6 +187,20 @@ class NetworkCurve:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class AcrossCurve:
+    """Measured times across nodes: ``seconds[i][j]`` is for ``ranks[i]`` ranks, ``per_node[i]`` on each node,
+    and ``sizes[j]`` bytes (as ``CollectiveCurve`` counts them)."""
+
+    ranks: tuple[int, ...] = field(metadata=_POSITIVE)
+    per_node: tuple[int, ...] = field(metadata=_POSITIVE)
+    sizes: tuple[float, ...] = field(metadata=_POSITIVE)
+    seconds: tuple[tuple[float, ...], ...] = field(metadata=_POSITIVE)
+    network_bandwidth: float = field(metadata=_POSITIVE)
+    """Bytes/s of a rank's NIC that these were measured on."""
+    evidence: Evidence
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Factor:
     """One scalar with its evidence."""
 

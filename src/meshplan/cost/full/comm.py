@@ -81,7 +81,7 @@ def tensor_parallel(
     the whole stream, forward and backward; without SP an all-reduce each way (arXiv 2205.05198, 4.2.2).
     A MoE block with experts not split by tp needs none of its own.
     """
-    size = 2.0 * hidden * keys.tokens
+    size = keys.element_bytes * hidden * keys.tokens
     blocks = int(layer.attention is not None)
     blocks += int(layer.mlp is not None and (not isinstance(layer.mlp, Moe) or layer.mlp.shared_width > 0))
     if layer.parallel:
@@ -114,7 +114,7 @@ def context_parallel(
         return zero, zero, zero
     t = keys.tp
     kv_heads = np.maximum(att.kv_heads / t, 1.0)
-    k_and_v = 2.0 * keys.tokens * kv_heads * (att.head_dim + att.v_dim)
+    k_and_v = keys.element_bytes * keys.tokens * kv_heads * (att.head_dim + att.v_dim)
     span = t
     hop = links.seconds("p2p", k_and_v, Group(size=group.size, per_node=group.per_node), span)
     hops = keys.cp - 1
@@ -122,7 +122,7 @@ def context_parallel(
     ring_b = np.maximum(hops * (2 * hop - attention_b / keys.cp), 0.0) if stack.cp_overlap else hops * 2 * hop
     gather_f = links.seconds("all_gather", k_and_v * keys.cp, group, span)
     gather_b = gather_f + links.seconds("reduce_scatter", k_and_v * keys.cp, group, span)
-    moved = 2.0 * keys.tokens / t * (att.q_width + att.k_width + att.v_width + att.out_width)
+    moved = keys.element_bytes * keys.tokens / t * (att.q_width + att.k_width + att.v_width + att.out_width)
     all_to_all = links.seconds("all_to_all", moved, group, span)
     kind = keys.cp_kind
     on = keys.cp > 1
@@ -146,16 +146,18 @@ def expert_parallel(
         return zero, zero
     held = keys.tokens * keys.stream_share
     copies = np.full(len(keys), float(moe.topk))
-    dispatch_bytes = 1.0 if keys.precision in ("fp8", "mxfp8", "nvfp4") and stack.fp8_dispatch else 2.0
+    dispatch_bytes = (
+        1.0 if keys.precision in ("fp8", "mxfp8", "nvfp4") and stack.fp8_dispatch else keys.element_bytes
+    )
     if stack.dispatcher == "dedup":
         nodes = np.maximum(ep.nodes.astype(np.float64), 1.0)
         remote = nodes * (1 - (1 - 1 / nodes) ** moe.topk)
         copies = np.where(nodes > 1, np.minimum(remote * nodes / np.maximum(nodes, 1), moe.topk), copies)
     payload = held * copies * hidden
     one = links.seconds("all_to_all", payload * dispatch_bytes, ep, keys.etp)
-    back = links.seconds("all_to_all", payload * 2.0, ep, keys.etp)
+    back = links.seconds("all_to_all", payload * keys.element_bytes, ep, keys.etp)
     ep_time = np.where(keys.ep > 1, one + back, 0.0)
-    routed = held * moe.topk * hidden * 2.0 * keys.etp
+    routed = held * moe.topk * hidden * keys.element_bytes * keys.etp
     ones = np.ones(len(keys), dtype=np.int64)
     etp_time = np.where(
         keys.etp > 1,

@@ -133,4 +133,5 @@ def element_traffic(layer: Layer, hidden: int, keys: LayerKeys, stack: Stack) ->
             forward += shared * (6 if mlp.gated else 4)
             backward += shared * (10 if mlp.gated else 6)
     kernels = layer.norms + 4.0 + (8.0 if isinstance(mlp, Moe) else 1.0) + 8.0 * extra
-    return Traffic(forward=forward * tokens, backward=backward * tokens, kernels=kernels)
+    wide_by = keys.element_bytes / 2.0
+    return Traffic(forward=forward * tokens * wide_by, backward=backward * tokens * wide_by, kernels=kernels)

@@ -32,6 +32,11 @@ class LayerKeys:
         return len(self.tp)
 
     @property
+    def element_bytes(self) -> float:
+        """Bytes of an activation, and of a gathered weight: 4 where nothing is cast below fp32."""
+        return 4.0 if self.precision == "fp32" else 2.0
+
+    @property
     def tokens(self) -> Floats:
         """Tokens of one micro-batch on one context-parallel rank."""
         return np.asarray(self.seq * self.mbs / self.cp, dtype=np.float64)

@@ -233,10 +233,18 @@ def _casts(gemms: list[Gemm], keys: LayerKeys, profile: Profile, stack: Stack) -
 
 def _host_seconds(layer: Layer, keys: LayerKeys, stack: Stack) -> Floats:
     """Time the host needs to launch one forward pass. A collective waits for the slowest of tp hosts, so
-    its cost grows with them."""
-    share = {"none": 1.0, "partial": stack.partial_graph_host, "full": 0.0}[stack.cuda_graph]
-    launch = stack.host_moe_s if isinstance(layer.mlp, Moe) else stack.host_layer_s
-    return np.asarray(share * (launch + 2.0 * stack.host_tp_s * (keys.tp - 1)))
+    its cost grows with them. A partial graph holds all but the experts."""
+    graph = stack.cuda_graph
+    share = {"none": 1.0, "partial": stack.partial_graph_host, "full": 0.0}[graph]
+    launch = np.full(len(keys), stack.host_layer_s)
+    experts = np.zeros(len(keys))
+    if isinstance(layer.mlp, Moe):
+        cut = stack.host_overlap if stack.overlaps_experts else 1.0
+        launch = np.full(len(keys), stack.host_moe_s * cut)
+        experts = stack.host_expert_s * layer.mlp.experts / keys.ep * cut
+    return np.asarray(
+        share * (launch + 2.0 * stack.host_tp_s * (keys.tp - 1)) + experts * (graph != "full")
+    )
 
 
 def _selective(

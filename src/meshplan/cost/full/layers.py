@@ -115,7 +115,7 @@ def _ends(c: Context, keys: LayerKeys) -> Ends:
     weight = gemm_seconds(c.profile, width, h, tokens, out_bytes=8.0) / rate
     loss = membound_seconds(c.profile, c.stack.loss_traffic * tokens * width, kernels=10) / memory
     copies = 1.0 + len(c.model.mtp)
-    embed = membound_seconds(c.profile, 4.0 * h * tokens, kernels=3) / memory
+    embed = membound_seconds(c.profile, 2.0 * keys.element_bytes * h * tokens, kernels=3) / memory
     return Ends(
         embedding_forward=embed,
         embedding_backward=2 * embed,

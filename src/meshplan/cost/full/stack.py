@@ -27,6 +27,8 @@ FITTED: Mapping[str, tuple[str, ...]] = {
     "kernel_gap_s": ("elementwise",),
     "host_layer_s": ("host",),
     "host_moe_s": ("host",),
+    "host_expert_s": ("host",),
+    "host_overlap": ("host",),
     "host_backward": ("host",),
     "host_tp_s": ("host",),
     "host_micro_s": ("host",),
@@ -108,7 +110,13 @@ class Stack:
     host_layer_s: float = 0.5e-3
     """*Fitted*: seconds the host needs to launch one layer's forward pass."""
     host_moe_s: float = 1e-3
-    """*Fitted*: the same for a mixture-of-experts layer."""
+    """*Fitted*: the same for a mixture-of-experts layer, its experts left out."""
+    host_expert_s: float = 0.0
+    """*Fitted*: seconds each expert of a rank costs on top: a product is launched for every one of them."""
+    overlaps_experts: bool = False
+    """The all-to-all of one micro-batch runs under the computing of another; ``ep_exposed`` is what is left."""
+    host_overlap: float = 1.0
+    """*Fitted*: what the host needs for a layer cut into the pieces that overlap takes, as a multiple."""
     host_backward: float = 1.0
     """*Fitted*: the same for backward, as a multiple of forward."""
     host_tp_s: float = 0.0
@@ -136,6 +144,8 @@ class Stack:
         """The stack as it trains in ``precision``."""
         if precision == "fp16" and self.grad_bytes_fp16:
             return replace(self, grad_bytes=self.grad_bytes_fp16)
+        if precision == "fp32":
+            return replace(self, weight_bytes=4.0)
         return self
 
     @property
@@ -164,6 +174,8 @@ class Stack:
             "kernel_gap_s",
             "host_layer_s",
             "host_moe_s",
+            "host_expert_s",
+            "host_overlap",
             "host_backward",
             "host_tp_s",
             "host_micro_s",

@@ -148,7 +148,8 @@ def gathering(c: Context, forward: Floats, backward: Floats) -> tuple[Floats, Fl
         return some.per_rank(per_kind) + vocab[of][:, None] * copies
 
     layers = np.maximum(some.layers.sum(axis=2), 1.0)
-    gather, scatter = transfer("all_gather", 2.0), transfer("reduce_scatter", c.stack.reduce_bytes)
+    gather = transfer("all_gather", 4.0 if c.workload.precision == "fp32" else 2.0)
+    scatter = transfer("reduce_scatter", c.stack.reduce_bytes)
     ahead = c.stack.fsdp_overlap
     exposed_f[rows] = np.maximum(gather - ahead * forward[rows], gather / layers)
     exposed_b[rows] = np.maximum(gather + scatter - ahead * backward[rows], scatter / layers)
@@ -161,7 +162,7 @@ def hop_seconds(c: Context, priced: Priced) -> Floats:
     ranks sends its share over its own NIC: the shard under SP, a slice that is gathered on the other side
     without (arXiv 2104.04473, 4.1)."""
     keys, at = priced.keys, priced.of_plan
-    size = (2.0 * c.model.hidden * keys.tokens / keys.tp)[at]
+    size = (keys.element_bytes * c.model.hidden * keys.tokens / keys.tp)[at]
     pair = group(np.minimum(c.plans.pp, 2), c.spans["pp"], c.domain)
     return np.where(c.plans.pp > 1, c.links.seconds("p2p", size, pair, c.spans["pp"]), 0.0)
 
