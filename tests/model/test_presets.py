@@ -14,6 +14,7 @@ from meshplan.model.presets import DATA, aliases, model_from_table, preset_name,
 # Totals as the Hugging Face hub shows them (sum of the tensors of the safetensors or PyTorch files), or as
 # the cited paper or model card prints them.
 PUBLISHED = {
+    "llama-7b": 6_738_415_616,
     "llama-2-7b": 6_738_415_616,
     "llama-2-13b": 13_015_864_320,
     "llama-2-70b": 68_976_648_192,
@@ -47,6 +48,9 @@ PUBLISHED = {
     "phi-4": 14_659_507_200,
     "olmo-2-7b": 7_298_617_344,
     "olmo-2-32b": 32_234_279_936,
+    "gpt-2": 124_439_808,
+    "gpt-2-medium": 354_823_168,
+    "gpt-2-large": 774_030_080,
     "gpt-2-xl": 1_557_611_200,
     "gpt-neox-20b": 20_554_567_680,
     "gpt-j-6b": 6_050_882_784,
@@ -67,6 +71,9 @@ ROUNDED = {
     "kimi-k2": (1026.0, 32.0),  # "1 trillion total, 32 billion active"
     "gpt-oss-120b": (116.83, 5.13),  # model card, table 1
     "gpt-oss-20b": (20.91, 3.61),
+    "llama-13b": (13.0, None),  # 2302.13971, table 2
+    "llama-30b": (32.5, None),
+    "llama-65b": (65.2, None),
     "gpt-3-175b": (174.6, None),  # 2005.14165, table D.1
     "mt-nlg-530b": (529.6, None),  # 2205.05198, table 3
     "gpt-1t": (1008.0, None),

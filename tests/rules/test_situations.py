@@ -155,7 +155,7 @@ def test_v10_v11_heads(model: Model, offers: set[int]) -> None:
         found = check(model, 8, plan, seq=2048, gbs=64, framework=framework)
         assert "tp-divides-heads" in ids(found)
         assert offers <= {fix["tp"] for fix in fixes(found) if set(fix) == {"tp"}}
-    (error,) = (f for f in found.errors if f.rule.id == "tp-divides-heads")
+    (error,) = (f for f in found.errors if f.rule.id in ("tp-divides-heads", "tp-kv-heads"))  # said once
     assert error.sentence.startswith(f"tp 8 does not divide {model.layers[0].attention.heads} heads; tp ")  # type: ignore[union-attr]
 
 
@@ -227,7 +227,7 @@ def test_v21_stages_hold_every_layer() -> None:
     assert ids(found) == {"layout-layers"}
     assert "26 layers in all" in found.errors[0].sentence
     assert all(sum(fix.plan.layout or (27,)) == 27 for fix in found.repairs)
-    assert fixes(found)
+    assert {tuple(sorted(fix.get("layout", ()))) for fix in fixes(found)} >= {(13, 14)}
 
 
 def test_v23_a_layout_string_of_forty_chunks() -> None:
@@ -260,6 +260,7 @@ def test_v26_product_that_is_not_the_world() -> None:
     # huggingface/nanotron PR #329: 8 GPUs, tp2 dp16.
     found = check("llama-3.2-1b", 8, Plan(tp=2, dp=16), framework="any", gbs=64)
     assert ids(found) == {"gpus-product"}
+    assert found.errors[0].sentence == "tp 2 × cp 1 × dp 16 × pp 1 = 32, not 8 GPUs; dp 4 would"
     assert fixes(found)[0] == {"dp": 4}
 
 

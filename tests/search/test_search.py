@@ -267,7 +267,7 @@ class TestNothingLeft:
     def test_a_fixed_product_asks_for_its_own_number(self) -> None:
         nothing = run(LLAMA, 64, gbs=512, space=Space(tp=(4,), cp=(1,), dp=(2,), pp=(4,))).nothing
         assert nothing is not None
-        assert nothing.reason == "tp 4 × cp 1 × dp 2 × pp 4 = 32, not 64 GPUs"
+        assert nothing.reason == "tp 4 × cp 1 × dp 2 × pp 4 = 32, not 64 GPUs; dp 4 would"
         assert nothing.fewer_gpus == 32
 
     def test_a_cluster_in_one_node_grows_over_the_network(self) -> None:

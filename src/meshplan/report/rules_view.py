@@ -172,9 +172,12 @@ def _flag(change: Change) -> str:
 
 def _rest(plan: Plan, repair: Repair) -> str:
     named = {change.name for change in repair.changes}
-    if repair.plan.dp == plan.dp or "dp" in named:
-        return ""
-    return f"  (dp {repair.plan.dp:,} instead of {plan.dp:,})"
+    rest = []
+    if repair.plan.dp != plan.dp and "dp" not in named:
+        rest.append(f"dp {repair.plan.dp:,} instead of {plan.dp:,}")
+    if repair.plan.layout != plan.layout and "layout" not in named:
+        rest.append("without --layout")
+    return f"  ({', '.join(rest)})" if rest else ""
 
 
 def _repair_data(repair: Repair, order: tuple[str, ...]) -> dict[str, Any]:
@@ -229,7 +232,8 @@ def _effective(check: Check) -> str:
     words.append(f"{batch / unit:,.4g} micro-batches of {plan.mbs} × {setting.workload.seq:,} tokens")
     layers, stages = len(setting.model.layers), plan.pp * plan.vp
     if plan.layout is not None:
-        words.append(f"stages of {min(plan.layout)} to {max(plan.layout)} layers")
+        least, most = min(plan.layout), max(plan.layout)
+        words.append(f"stages of {least} to {most} layers" if least < most else f"stages of {most} layers")
     elif stages > 1:
         words.append(f"{layers} layers / {stages} stages = {layers / stages:.4g}")
     return " · ".join(words)

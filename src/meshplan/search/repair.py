@@ -37,7 +37,9 @@ class Change:
 
     @property
     def distance(self) -> float:
-        """Doublings from old to new; 1 for a choice that is no number."""
+        """Doublings from old to new; 1 for a choice that is no number; less for other numbers of layers."""
+        if self.name == "layout":
+            return 0.25
         numbers = isinstance(self.old, int) and isinstance(self.new, int)
         if not numbers or self.name in ("sp", "schedule", "sharding", "cp_kind"):
             return 1.0

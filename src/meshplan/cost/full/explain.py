@@ -34,6 +34,7 @@ LEFT_OUT = (
     "packed documents: every sequence is one document of full length",
     "other jobs' traffic on the network, and slow or failing GPUs",
     "offloading to host memory",
+    "memory before the first step: loading weights and setting up the optimizer can need more than training",
 )
 """What no estimate of the full model contains."""
 

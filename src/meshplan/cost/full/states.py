@@ -45,5 +45,7 @@ def states(
         return States(weights=weights, gradients=gradients, optimizer=optimizer)
     weights = stack.weight_bytes * np.where(z3, sharded, whole)
     gradients = stack.grad_bytes * np.where(z2, sharded, whole)
+    if stack.zero2_whole_gradients:
+        gradients = gradients + stack.grad_bytes * np.where(z2 & ~z3, whole, 0.0)
     optimizer = stack.optimizer_bytes * np.where(z1, sharded, whole)
     return States(weights=weights, gradients=gradients, optimizer=optimizer)

@@ -80,6 +80,8 @@ class Rule:
     def explain(self, setting: Setting, plan: Plan, order: tuple[str, ...] = DEFAULT_ORDER) -> str:
         """Why ``plan`` fails, and the nearest values of ``fix`` that pass this rule."""
         values = self.nearest(setting, plan, order)
+        if self.fix == "sp":  # a switch, not a number
+            return self.words(setting, plan)
         offer = f"; {self.fix} {' or '.join(map(str, values))} would" if values else ""
         return self.words(setting, plan) + offer
 

@@ -7,7 +7,7 @@ import numpy as np
 from meshplan.plan.divisors import nearest_divisors
 from meshplan.plan.kinds import CpKind, Sharding
 from meshplan.plan.plans import Plan, Plans
-from meshplan.plan.rules.facts import divide, heads, kv_heads, listed, mlp_widths, moes
+from meshplan.plan.rules.facts import divide, heads, listed, mlp_widths, moes
 from meshplan.plan.rules.rule import Bools, Rule, Setting, Source
 
 _ARGUMENTS = "megatron/training/arguments.py, validate_args"
@@ -20,24 +20,32 @@ _ULYSSES = "deepspeed/runtime/sequence_parallel/ulysses_sp.py, UlyssesSPAttentio
 
 
 def _gpus_words(s: Setting, p: Plan) -> str:
-    gpus = s.cluster.gpus
-    for name in ("tp", "cp", "dp", "pp"):
+    gpus, size = s.cluster.gpus, p.tp * p.cp * p.pp
+    for name in ("tp", "cp", "pp"):
         own = int(getattr(p, name))
         if gpus % own:
-            offer = " or ".join(f"{d:,}" for d in nearest_divisors(gpus, own))
+            left = gpus * own // size if gpus * own % size == 0 else 1  # what the others leave to it
+            offer = " or ".join(f"{d:,}" for d in nearest_divisors(left, own))
             return f"{name} {own:,} does not divide {gpus:,} GPUs; {name} {offer} would"
-    return f"tp {p.tp} × cp {p.cp} × dp {p.dp} × pp {p.pp} = {p.gpus:,}, not {gpus:,} GPUs"
+    product = f"tp {p.tp} × cp {p.cp} × dp {p.dp:,} × pp {p.pp} = {p.gpus:,}, not {gpus:,} GPUs"
+    return f"{product}; dp {gpus // size:,} would" if gpus % size == 0 else product
+
+
+def _grouped_heads(s: Setting) -> list[int]:
+    """KV heads where there are fewer than heads; others say nothing that heads do not."""
+    attention = (layer.attention for layer in s.model.layers)
+    return sorted({a.kv_heads for a in attention if a is not None and a.kv_heads != a.heads})
 
 
 def _kv_pass(s: Setting, p: Plans) -> Bools:
     good = np.ones(len(p), dtype=np.bool_)
-    for kv in kv_heads(s):
+    for kv in _grouped_heads(s):
         good &= (kv % p.tp == 0) | (p.tp % kv == 0)
     return good
 
 
 def _kv_words(s: Setting, p: Plan) -> str:
-    return f"tp {p.tp} neither divides the {listed(kv_heads(s))} KV heads nor is a multiple of them"
+    return f"tp {p.tp} neither divides the {listed(_grouped_heads(s))} KV heads nor is a multiple of them"
 
 
 def _gbs_words(s: Setting, p: Plan) -> str:
