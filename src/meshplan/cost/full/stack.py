@@ -85,6 +85,8 @@ class Stack:
     """Bytes kept for the gradient of a parameter, where the compute precision is not fp16."""
     grad_bytes_fp16: float = 0.0
     """The same for fp16, whose gradients are accumulated in fp16; 0: no difference."""
+    zero2_whole_gradients: bool = False
+    """With ZeRO-2 the whole gradient is held besides its shard, until all of it is scattered."""
     reduce_bytes: float = 4.0
     """Bytes a gradient element has on the wire."""
     optimizer_bytes: float = 12.0
