@@ -137,8 +137,8 @@ def test_unknown_keys_are_named() -> None:
 
 
 def test_a_space_beyond_measure_is_refused_before_it_is_searched() -> None:
-    lists = {name: ",".join(str(n) for n in range(1, 100)) for name in ("tp", "cp", "pp", "mbs", "vp")}
-    assert "candidates; the page looks at 200,000,000 at most" in refused(**lists)
+    lists = {name: ",".join(str(n) for n in range(1, 100)) for name in ("tp", "cp", "pp", "mbs", "vp", "ep")}
+    assert "candidates; the page looks at 1,000,000,000,000 at most" in refused(**lists)
 
 
 def test_a_dropped_model_is_in_the_address() -> None:

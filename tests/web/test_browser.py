@@ -35,10 +35,7 @@ CONFIG = {
     "model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32,
     "num_key_value_heads": 8, "intermediate_size": 8192, "vocab_size": 128256,
 }  # fmt: skip
-LONG = (
-    "?model=deepseek-v3&gpu=h800&gpus=2048&seq=4096&gbs=15360&sharding=zero1,zero2,zero3"
-    "&schedule=1f1b,interleaved&vp=1,2,3,4"
-)
+LONG = "?model=kimi-k2&gpu=h800&gpus=8192&seq=4096&gbs=16384&space=full"
 
 
 @pytest.fixture(scope="module")

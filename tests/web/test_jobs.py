@@ -18,10 +18,9 @@ from meshplan.web.tasks import Task, ranked
 
 QUICK = Task(asked=question_of(Address(START)))
 LONG = {
-    "model": "deepseek-v3", "gpu": "h800", "gpus": "2048", "seq": "4096", "gbs": "15360",
-    "sharding": "zero1,zero2,zero3", "schedule": "1f1b,interleaved", "vp": "1,2,3,4",
+    "model": "kimi-k2", "gpu": "h800", "gpus": "8192", "seq": "4096", "gbs": "16384", "space": "full",
 }  # fmt: skip
-"""A search of half a minute and more."""
+"""A search of many seconds."""
 
 
 def waited(job: Job, *states: str, limit_s: float = 20) -> str:

@@ -22,7 +22,7 @@ from meshplan.search.exists import closest_miss
 from meshplan.search.objective import complexity
 from meshplan.search.pool import Pool
 
-LARGE = 300_000
+LARGE = 150_000
 """Candidates after the rules about the mesh from which bounds are worth their cost."""
 FIRST = 512
 """Rows taken before the bar is looked at for the first time; doubled after each look."""
@@ -102,8 +102,10 @@ class Bounded:
             at, size = at + size, min(2 * size, MOST)
         self._own_cuts()
         funnel, pool = self.join.funnel, self.pool
-        if not pool.feasible and pool.miss is None:
-            pool.miss = closest_miss(self.join, self.cost_model, meshes, memory)
+        if not pool.feasible and not pool.too_big:
+            miss = closest_miss(self.join, self.cost_model, meshes, memory)
+            if miss is not None:
+                pool.note_miss(miss)
         known = sum(funnel.removed.values()) + too_big + pool.feasible + pool.too_big
         return {"memory": too_big, "slow": funnel.candidates - known}
 

@@ -59,7 +59,8 @@ USUAL: Mapping[str, str] = {
 """Values that need not be said."""
 MOST_VALUE = 300
 MOST_GPUS = 1 << 20
-MOST_CANDIDATES = 200_000_000
+MOST_CANDIDATES = 10**12
+"""The full space of a large model of experts on 16,384 GPUs is a quarter of it."""
 MOST_TOP = 500
 TOP = 10
 MOST_PINS = 2
