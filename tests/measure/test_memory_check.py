@@ -101,7 +101,7 @@ def test_collectives_are_what_the_plan_says(name):
 
 
 def test_volumes_use_the_sizes_that_the_cost_model_times():
-    from dataclasses import replace
+    from dataclasses import fields, replace
 
     import numpy as np
 
@@ -126,7 +126,7 @@ def test_volumes_use_the_sizes_that_the_cost_model_times():
         model=model, cluster=cluster_of("h100-sxm", 16), workload=work, plans=Plans.of(plan), stack=STACK,
         profile=load_profile("h100-sxm"),
     )  # fmt: skip
-    c.__dict__["links"] = Recorder(cluster=c.cluster, profile=c.profile, network_rate=1.0, scaleup_rate=1.0)
+    c.__dict__["links"] = Recorder(**{f.name: getattr(c.links, f.name) for f in fields(Links)})
     price_layers(c)
     gathered = next(size for op, size, ranks in asked if op == "all_gather" and ranks == 8)
     said = {(v.dim, v.kind): v.size_bytes for v in volumes(model, work, plan, micro_batches=1)}
