@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -90,6 +91,21 @@ class Settings:
             raise InputError(f"{name} must be a whole number, not {shown(value)}")
         if not low <= number <= most:
             raise InputError(f"{name} must be from {low} to {most:,}, not {number:,}")
+        return number
+
+    def number(self, name: str, low: float, high: float) -> float | None:
+        """A number from ``low`` to ``high``, or ``None`` where it is not there."""
+        value = self.raw(name)
+        if value is None or value in ("None", "null", "~"):
+            return None
+        try:
+            number = math.nan if isinstance(value, bool | list) else float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        if math.isnan(number):
+            raise InputError(f"{name} must be a number, not {shown(value)}")
+        if not low <= number <= high:
+            raise InputError(f"{name} must be from {low:g} to {high:g}, not {number:g}")
         return number
 
     def truth(self, name: str) -> bool | None:

@@ -6,11 +6,10 @@ flags, at tags core_v0.16.1 and core_v0.19.0.
 
 from __future__ import annotations
 
-from itertools import groupby
-
 from meshplan.errors import InputError
 from meshplan.export.launch import Fitting
-from meshplan.export.quoting import Option
+from meshplan.export.megatron_numerics import numeric_options, position_options
+from meshplan.export.quoting import Option, list_pattern
 from meshplan.model.layers import Attention, LatentAttention, Layer, Mlp, Moe
 from meshplan.model.model import Model
 
@@ -31,15 +30,11 @@ def model_options(fitting: Fitting) -> list[Option]:
     ]
     options += _latent(attention) if isinstance(attention, LatentAttention) else _grouped(attention)
     options += _windows(fitting)
-    # Megatron's own defaults are 0.1, which no model known here is trained with, and whose masks cost memory.
-    options += [("--attention-dropout", "0.0"), ("--hidden-dropout", "0.0")]
-    options += [("--normalization", "LayerNorm" if first.norm_bias else "RMSNorm")]
-    if (dense or moe) and (dense or moe).gated:  # type: ignore[union-attr]
-        options.append(("--swiglu",))
+    options += numeric_options(fitting)
     options += _biases(fitting, attention, dense)
     if isinstance(attention, Attention) and attention.qk_norm != "none":
         options.append(("--qk-layernorm",))
-    options += _positions(model, fitting.job.setting.workload.seq)
+    options += position_options(fitting)
     if not model.tied_embeddings:
         options.append(("--untie-embeddings-and-output-weights",))
     options += _experts(model, moe)
@@ -122,7 +117,7 @@ def _windows(fitting: Fitting) -> list[Option]:
         return []
     options: list[Option] = [("--window-size", f"{sizes.pop() - 1},0")]
     if None in windows:  # 1: sliding, 0: full
-        options.append(("--window-attn-skip-freq", _pattern([int(w is not None) for w in windows])))
+        options.append(("--window-attn-skip-freq", list_pattern([int(w is not None) for w in windows])))
     return options
 
 
@@ -141,25 +136,13 @@ def _biases(fitting: Fitting, attention: Attention | LatentAttention, dense: Mlp
     return options
 
 
-def _positions(model: Model, seq: int) -> list[Option]:
-    if model.positions:
-        return [
-            ("--position-embedding-type", "learned_absolute"),
-            ("--max-position-embeddings", str(max(model.positions, seq))),
-        ]
-    return [
-        ("--position-embedding-type", "rope"),
-        ("--max-position-embeddings", str(max(model.max_seq or seq, seq))),
-    ]
-
-
 def _experts(model: Model, moe: Moe | None) -> list[Option]:
     if moe is None:
         return []
     sparse = [int(isinstance(layer.mlp, Moe)) for layer in model.layers]
     options: list[Option] = [
         ("--num-experts", str(moe.experts)),
-        ("--moe-layer-freq", _pattern(sparse)),
+        ("--moe-layer-freq", list_pattern(sparse)),
         ("--moe-ffn-hidden-size", str(moe.width)),
         ("--moe-router-topk", str(moe.topk)),
         ("--moe-grouped-gemm",),
@@ -201,16 +184,3 @@ def _say_what_is_lost(fitting: Fitting, attention: Attention | LatentAttention, 
                 "plain values",
                 "Megatron has no argument for it",
             )
-
-
-def _pattern(flags: list[int]) -> str:
-    """A Python list expression as Megatron reads it: ``([0]*3+[1]*58)``."""
-    runs = [(flag, len(list(same))) for flag, same in groupby(flags)]
-    period = next(
-        (n for n in range(1, len(flags)) if len(flags) % n == 0 and flags[:n] * (len(flags) // n) == flags),
-        len(flags),
-    )
-    if len(runs) > 2 and period < len(flags):
-        inner = "+".join(f"[{f}]*{len(list(s))}" for f, s in groupby(flags[:period]))
-        return f"({inner})*{len(flags) // period}"
-    return "(" + "+".join(f"[{flag}]*{times}" for flag, times in runs) + ")"

@@ -10,6 +10,7 @@ import re
 
 from meshplan.errors import InputError, shown
 from meshplan.export.found import Found, Settings
+from meshplan.export.read_megatron_numerics import numerics_of
 from meshplan.model.layers import Attention, LatentAttention, Layer, Mlp, Moe
 from meshplan.model.model import Model
 from meshplan.model.presets import preset, preset_name
@@ -63,7 +64,8 @@ def model_of_arguments(args: Settings, found: Found) -> Model | None:
     )
     kind = args.text("--position-embedding-type") or found.default("positions", "learned_absolute")
     longest = args.count("--max-position-embeddings")
-    learned = kind == "learned_absolute" and not args.truth("--use-rotary-position-embeddings")
+    rotary = kind in ("rope", "yarn", "mrope") or bool(args.truth("--use-rotary-position-embeddings"))
+    learned = kind == "learned_absolute" and not rotary
     return Model(
         name="model",
         hidden=hidden,
@@ -75,6 +77,7 @@ def model_of_arguments(args: Settings, found: Found) -> Model | None:
         mtp=(stack[-1],) * (args.count("--mtp-num-layers", low=0, most=64) or 0),
         max_seq=longest,
         source="launch arguments",
+        **numerics_of(args, found, rotary=rotary, latent=isinstance(attention, LatentAttention)),
     )
 
 

@@ -11,6 +11,7 @@ from meshplan.errors import InputError
 from meshplan.export.environment import BLACKWELL
 from meshplan.export.found import Found
 from meshplan.export.launch import plain
+from meshplan.export.read_megatron_numerics import as_said, differing
 from meshplan.model.load import load_model
 from meshplan.model.model import Model
 from meshplan.model.presets import preset, preset_names
@@ -155,7 +156,7 @@ def named(found: Found) -> Model:
         except InputError:
             known = None
         if known is not None and (len(known.layers), known.hidden) == (len(model.layers), model.hidden):
-            return known
+            return _with_notes(found, known)
     alike = [m for m in map(preset, preset_names()) if _same(model, m, open_vocab=open_vocab)]
     if open_vocab and len({m.vocab for m in alike}) > 1:
         names = ", ".join(m.name for m in alike)
@@ -167,8 +168,17 @@ def named(found: Found) -> Model:
         if open_vocab:
             found.defaults["vocab"] = str(alike[0].vocab)
             found.notes = [note for note in found.notes if not note.startswith("the vocabulary")]
-        return alike[0]
+        return _with_notes(found, min(alike, key=lambda m: len(differing(model, m))))
     return replace(model, name=f"{len(model.layers)} layers of width {model.hidden}")
+
+
+def _with_notes(found: Found, known: Model) -> Model:
+    """The known model with what the file says of positions and norms, and a note where that is another."""
+    assert found.model is not None
+    clauses = differing(found.model, known)
+    if clauses:
+        found.notes.append(f"not as {known.name} was published: {'; '.join(clauses)}")
+    return as_said(found.model, known)
 
 
 def _same(a: Model, b: Model, *, open_vocab: bool) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 from meshplan.model.layers import Attention, LatentAttention, Layer, Mlp, Moe
 from meshplan.model.model import Model
+from meshplan.model.rope import Rope
 from meshplan.plan.kinds import CpKind, Recompute, Schedule, Sharding
 from meshplan.plan.plans import DEFAULT_ORDER, Plan
 from meshplan.plan.workload import Workload
@@ -112,10 +113,13 @@ def model_data(model: Model) -> dict[str, Any]:
     """A model with each distinct layer once."""
     kinds = list(dict.fromkeys(model.layers))
     plain = {
-        f.name: getattr(model, f.name) for f in fields(model) if f.name not in ("layers", "mtp", "notes")
+        f.name: getattr(model, f.name)
+        for f in fields(model)
+        if f.name not in ("layers", "mtp", "notes", "rope")
     }
     return {
         **plain,
+        "rope": None if model.rope is None else asdict(model.rope),
         "kinds": [_layer_data(layer) for layer in kinds],
         "layers": [kinds.index(layer) for layer in model.layers],
     }
@@ -124,7 +128,10 @@ def model_data(model: Model) -> dict[str, Any]:
 def model_of(data: Mapping[str, Any]) -> Model:
     """The model that ``model_data`` wrote."""
     kinds = [_layer_of(k) for k in data["kinds"]]
-    rest = {k: v for k, v in data.items() if k not in ("kinds", "layers")}
+    rest = {k: v for k, v in data.items() if k not in ("kinds", "layers", "rope")}
+    rope = data.get("rope")
+    if rope is not None:
+        rest["rope"] = Rope(**{**rope, "skips": tuple(rope["skips"])})
     return Model(**rest, layers=tuple(kinds[i] for i in data["layers"]))
 
 

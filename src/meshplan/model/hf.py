@@ -20,6 +20,7 @@ from meshplan.model.decoder import read_decoder
 from meshplan.model.families import FAMILIES
 from meshplan.model.fields import Fields
 from meshplan.model.model import Model
+from meshplan.model.numerics import with_numerics
 from meshplan.model.unknown import unknown_kinds
 
 _NESTED: Final = ("text_config", "llm_config", "language_config", "thinker_config")
@@ -78,7 +79,7 @@ def parse(text: str, where: str) -> dict[str, Any]:
     if not text.strip():
         raise InputError(f"{where} is empty")
     try:
-        data = json.loads(text)
+        data = json.loads(text, object_pairs_hook=lambda pairs: _once(pairs, where))
     except json.JSONDecodeError as error:
         place = f"line {error.lineno}, column {error.colno}"
         raise InputError(f"{where} is not valid JSON: {error.msg.lower()} at {place}") from None
@@ -89,6 +90,16 @@ def parse(text: str, where: str) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise InputError(f"{where} must hold a JSON object, not {type(data).__name__}")
     return data
+
+
+def _once(pairs: list[tuple[str, Any]], where: str) -> dict[str, Any]:
+    """A JSON object none of whose keys is given twice: which of the values counts, readers differ about."""
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise InputError(f"{where} gives {shown(twice)} twice; keep one")
+    return table
 
 
 def model_from_config(config: Mapping[str, Any], *, name: str, where: str | None = None) -> Model:
@@ -105,6 +116,7 @@ def model_from_config(config: Mapping[str, Any], *, name: str, where: str | None
         model = read_decoder(fields, FAMILIES[kind])
     else:
         raise _refused(fields, kind)
+    model = with_numerics(fields, model)
     return replace(model, name=name, notes=(*notes, *model.notes))
 
 

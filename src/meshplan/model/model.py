@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 from meshplan.errors import InputError
 from meshplan.model.layers import Layer
+from meshplan.model.rope import Rope
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Model:
-    """A decoder-only language model, as far as training cost depends on it.
+    """A decoder-only language model, as far as training cost depends on it or a launch file has to say it.
 
     Raises ``InputError`` when a size is not positive or there are no layers.
     """
@@ -32,7 +33,19 @@ class Model:
     mtp: tuple[Layer, ...] = ()
     """Multi-token-prediction layers (DeepSeek-V3), trained beside the stack."""
     max_seq: int | None = None
-    """Longest sequence the configuration was made for; for warnings only."""
+    """Longest sequence the configuration was made for; for warnings and launch files."""
+    rope: Rope | None = None
+    """Rotary position embedding; ``None``: learned, ALiBi, or not known."""
+    alibi: bool = False
+    """Positions are biases on the attention scores (Press et al., 2108.12409)."""
+    norm_eps: float | None = None
+    """What norms add under the root; ``None``: not known."""
+    activation: str = ""
+    """Activation function of the MLP, as configurations call it; empty: not known."""
+    attention_dropout: float = 0.0
+    hidden_dropout: float = 0.0
+    init_std: float | None = None
+    """Standard deviation of the initial weights; ``None``: not known."""
     source: str = ""
     """Where the dimensions come from."""
     notes: tuple[str, ...] = ()

@@ -22,6 +22,7 @@ from typing import Any
 from meshplan.errors import InputError, UnknownNameError
 from meshplan.model.layers import Attention, LatentAttention, Layer, Mlp, Moe
 from meshplan.model.model import Model
+from meshplan.model.rope import Rope, rope_of_table
 
 DATA = Path(__file__).parent / "data"
 _ALIASES = "aliases.toml"
@@ -81,6 +82,7 @@ def _load(name: str) -> Model:
 
 
 _MODEL_KEYS = {f.name for f in fields(Model)} - {"name", "layers", "mtp", "notes"}
+_ROPE_KEYS = {f.name for f in fields(Rope)} - {"skips"} | {"skip_every"}
 
 
 def model_from_table(name: str, table: Mapping[str, Any]) -> Model:
@@ -91,6 +93,9 @@ def model_from_table(name: str, table: Mapping[str, Any]) -> Model:
     layers = _stack(table.pop("layers", []), kinds, where)
     mtp = _stack(table.pop("mtp", []), kinds, where)
     _check(table, _MODEL_KEYS, where)
+    if "rope" in table:
+        _check(table["rope"], _ROPE_KEYS, where)
+        table["rope"] = rope_of_table(table["rope"], len(layers))
     try:
         return Model(name=name, layers=layers, mtp=mtp, **table)
     except TypeError as error:
