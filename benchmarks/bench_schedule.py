@@ -27,7 +27,8 @@ from meshplan.schedule import generate, steady
 from meshplan.schedule.generate import SCHEDULES, make_order
 from meshplan.schedule.graph import graph
 from meshplan.schedule.order import Order
-from meshplan.schedule.simulate import looks_back, simulate, simulate_batch
+from meshplan.schedule.player import looks_back
+from meshplan.schedule.simulate import simulate, simulate_batch
 from meshplan.search.fidelity import refine, simulate_all
 from meshplan.search.search import search
 

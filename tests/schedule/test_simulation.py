@@ -364,6 +364,30 @@ def test_long_runs_skip_nothing_that_matters(name: str, seed: int) -> None:
     assert run.release == pytest.approx(full.release, rel=1e-11, abs=1e-9)
 
 
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_runs_that_change_late_are_played_right(name: str) -> None:
+    """Stages that differ by little: which rank is waited for changes after many periods, not at once."""
+    rng = np.random.default_rng(11)
+    for ranks, rounds, spread, hop in ((4, 60, 1e-2, 0.0), (8, 30, 1e-3, 0.02), (6, 40, 0.05, 0.3)):
+        order = make_order(name, ranks=ranks, micro_batches=ranks * rounds)
+        f, i, w = (1 + spread * rng.random((1, order.stages)) for _ in range(3))
+        run = simulate(order, forward=f[0], backward_input=i[0], weight=w[0], p2p=hop)
+        every = simulate_batch(order, forward=f, backward_input=i, weight=w, p2p=hop)
+        assert run.pipeline_end == pytest.approx(every.finish[0], rel=1e-10)
+        whole = (np.repeat(x.T, order.micro_batches, axis=1) for x in (f, i, w))
+        full = simulate(
+            order, **dict(zip(("forward", "backward_input", "weight"), whole, strict=True)), p2p=hop
+        )
+        assert run.release == pytest.approx(full.release, rel=1e-10)
+
+
+def test_transfers_that_go_round_all_ranks_are_skipped_too() -> None:
+    """With transfers 1F1B does the same again only after as many micro-batches as are under way."""
+    order = make_order("1f1b", ranks=8, micro_batches=1024)
+    run = simulate(order, forward=1, backward_input=1, weight=1, p2p=0.1)
+    assert len(run.times.ends) < len(order) / 4
+
+
 def test_long_runs_do_skip() -> None:
     order = make_order("1f1b", ranks=4, micro_batches=512)
     run = simulate(order, forward=1, backward_input=1, weight=1)

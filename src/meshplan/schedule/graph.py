@@ -172,18 +172,16 @@ def _sites(order: Order, links: tuple[Flags, Flags, Flags]) -> Sites:
 
 def _feeds(order: Order) -> tuple[Indices, Indices]:
     """For every action, what it needs from another rank and what it needs from its own (-1: nothing)."""
-    stages, batches, n = order.stages, order.micro_batches, len(order)
-    kind, stage, batch = order.kind, order.stage.astype(np.int64), order.micro_batch
-    index = np.arange(n)
+    stages, batches, kind = order.stages, order.micro_batches, order.kind
     # One row more on either side, so that stage -1 and stage S read "nothing".
-    forward = np.full((stages + 2, batches), -1, np.int64)
-    backward = np.full((stages + 2, batches), -1, np.int64)
+    cell = (order.stage.astype(np.int64) + 1) * batches + order.micro_batch
+    forward, backward = np.full((2, (stages + 2) * batches), -1, np.int64)
     is_f, is_b = kind == F, (kind == B) | (kind == I)
-    forward[stage[is_f] + 1, batch[is_f]] = index[is_f]
-    backward[stage[is_b] + 1, batch[is_b]] = index[is_b]
-    backward[stages + 1] = forward[stages]
-    needs = np.where(is_f, forward[stage, batch], backward[stage + 2, batch])
-    own = np.where(is_f, -1, np.where(kind == W, backward[stage + 1, batch], forward[stage + 1, batch]))
+    forward[cell[is_f]] = np.flatnonzero(is_f)
+    backward[cell[is_b]] = np.flatnonzero(is_b)
+    backward[-batches:] = forward[-2 * batches : -batches]
+    needs = np.where(is_f, forward[cell - batches], backward[cell + batches])
+    own = np.where(is_f, -1, np.where(kind == W, backward[cell], forward[cell]))
     needs[kind == W] = -1
     rank = order.rank
     local = (needs >= 0) & (rank[needs] == rank)
@@ -191,35 +189,32 @@ def _feeds(order: Order) -> tuple[Indices, Indices]:
 
 
 def _depths(order: Order, feeds: Indices) -> Indices:
-    """How many actions lie before each on the longest chain: run every rank until it must wait."""
-    source, first = feeds.tolist(), order.first.tolist()
-    # Ranks that wait for an action are a linked list: the last one, and for each rank the one before it.
-    depths, waiting, waits_too = [-1] * len(order), [-1] * len(order), [-1] * order.ranks
-    place, ready, left = first[:-1], list(range(order.ranks))[::-1], len(order)
-    while ready:
-        rank = ready.pop()
-        at, stop = place[rank], first[rank + 1]
-        depth = depths[at - 1] if at > first[rank] else -1
-        while at < stop:
-            needed = source[at]
-            if needed >= 0:
-                deep = depths[needed]
-                if deep < 0:
-                    waits_too[rank], waiting[needed] = waiting[needed], rank
-                    break
-                depth = max(depth, deep)
-            depth += 1
-            depths[at] = depth
-            waiter = waiting[at]
-            while waiter >= 0:
-                ready.append(waiter)
-                waiter = waits_too[waiter]
-            at += 1
-        left -= at - place[rank]
-        place[rank] = at
-    if left:
-        raise InputError(_deadlock(order, feeds, [p for r, p in enumerate(place) if p < first[r + 1]]))
-    return np.array(depths)
+    """How many actions lie before each on the longest chain: all ranks take a step at a time, if they can.
+
+    A place at the end of every rank stands for an action that never gets its input, so that no rank goes on.
+    """
+    rank, n = order.rank.astype(np.int64), len(order)
+    never = n + order.ranks
+    index = np.arange(n) + rank
+    wide = np.full(never, never)
+    wide[index] = np.where(feeds >= 0, index[feeds], never + 1)
+    source, heads = wide.tolist(), (order.first[:-1] + np.arange(order.ranks)).tolist()
+    depths = [never] * (never + 1) + [-1]
+    ranks, level, moved = range(order.ranks), 0, 0
+    while moved == level:
+        for r in ranks:
+            at = heads[r]
+            if depths[source[at]] < level:
+                depths[at] = level
+                heads[r] = at + 1
+                moved = level + 1
+        level += 1
+    places = np.array(heads) - np.arange(order.ranks)
+    stuck = places[places < order.first[1:]]
+    if len(stuck):
+        raise InputError(_deadlock(order, feeds, stuck.tolist()))
+    found: Indices = np.array(depths[:never])[index]
+    return found
 
 
 def _deadlock(order: Order, feeds: Indices, stuck: list[int]) -> str:

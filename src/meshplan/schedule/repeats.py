@@ -27,7 +27,7 @@ class Repeat(NamedTuple):
     reach: int
     """How many places back the actions of the stretch look."""
     back: int
-    """How many places before ``stop``, less a period, the actions after the stretch look."""
+    """How many places before ``stop`` the actions after the stretch look."""
 
 
 def find_repeats(
@@ -69,7 +69,5 @@ def find_repeats(
 
 def _repeat(start: int, stop: int, period: int, looks_back: Indices) -> Repeat:
     reach = int(looks_back[start:stop].max())
-    # The last period is computed anyway; from there on everything may be asked for.
-    last = stop - period
-    beyond = looks_back[last:] - np.arange(len(looks_back) - last)
-    return Repeat(start, stop, period, reach, max(int(beyond.max()), 0))
+    beyond = looks_back[stop:] - np.arange(len(looks_back) - stop)
+    return Repeat(start, stop, period, reach, int(beyond.max(initial=0)))

@@ -13,7 +13,7 @@ from meshplan.errors import InputError
 from meshplan.schedule.durations import Durations, Spent
 from meshplan.schedule.graph import Graph
 from meshplan.schedule.order import LETTERS, B, F, I, Order, W
-from meshplan.schedule.repeats import Repeat
+from meshplan.schedule.times import Times
 
 Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
@@ -58,62 +58,6 @@ def alive(order: Order, each: Floats, *, freed_by_input: float = 0.0) -> Memory:
     after = total - np.repeat((total - delta)[order.first[:-1]], np.diff(order.first), axis=0)
     during = after - np.minimum(delta, 0.0)
     return Memory(after=after, during=during, peak=np.maximum.reduceat(during, order.first[:-1], axis=0))
-
-
-class Times:
-    """When each action's rank goes on, in computing order from place 1; place 0 is the start of all.
-
-    What a repeat lets a simulation leave out is made up only if it is asked for.
-    """
-
-    def __init__(self, actions: int) -> None:
-        self.actions = actions
-        self.ends = [0.0]
-        self._skips: list[tuple[int, int, int, float, int]] = []
-
-    def skip(self, repeat: Repeat, periods: int, shift: float) -> int:
-        """Leave out ``periods``, each ``shift`` later than the one before; how many places that are."""
-        ends, period, back = self.ends, repeat.period, repeat.back
-        if periods <= 0:
-            return 0
-        here = len(ends)
-        # What comes after looks back into what is left out: the end of it is written down.
-        last = np.array(ends[-period:])
-        copies = -(-back // period)
-        tiled = (last + shift * np.arange(periods - copies + 1, periods + 1)[:, None]).ravel()
-        if copies > periods:
-            return 0
-        self._skips.append((here, period, periods, shift, back))
-        ends.extend(tiled[len(tiled) - back :].tolist())
-        return period * periods
-
-    def at(self, places: Indices) -> Floats:
-        """Times at some places."""
-        shift, low = np.zeros(len(places), dtype=np.int64), 0
-        whole = True
-        for here, period, periods, _, back in self._skips:
-            start, stop = here + low, here + low + period * periods
-            whole = whole and not ((places >= start) & (places < stop)).any()
-            shift = np.where(places >= stop, shift + period * periods - back, shift)
-            low += period * periods - back
-        if not whole:
-            return self.all()[places]
-        return np.array([self.ends[i] for i in (places - shift).tolist()])
-
-    def all(self) -> Floats:
-        """(actions + 1,)"""
-        out = np.empty(self.actions + 1)
-        have = np.array(self.ends)
-        read = written = 0
-        for here, period, periods, shift, back in self._skips:
-            size = here - read
-            out[written : written + size] = have[read:here]
-            written += size
-            block = out[written - period : written] + shift * np.arange(1, periods + 1)[:, None]
-            out[written : written + block.size] = block.ravel()
-            written, read = written + block.size, here + back
-        out[written:] = have[read:]
-        return out
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

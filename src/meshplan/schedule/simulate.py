@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -15,14 +14,11 @@ import numpy.typing as npt
 from meshplan.schedule.durations import Durations, checked
 from meshplan.schedule.graph import Graph, graph
 from meshplan.schedule.order import Order
-from meshplan.schedule.repeats import Repeat
-from meshplan.schedule.result import Simulation, Times
+from meshplan.schedule.player import Player
+from meshplan.schedule.result import Simulation
 
 Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
-
-SAME_SHIFT = 1e-12
-"""Shifts of a period may differ by rounding, relative to the time reached."""
 
 
 def simulate(
@@ -58,104 +54,8 @@ def simulate(
         # Actions of one site take the same time: look up one of each.
         entries, repeats = links.sites.example, links.repeats
     spent = durations.at(order, links, entries)
-    times = _play(links, spent.work + spent.held, spent.hop, row, repeats)
+    times = Player(links, spent.work + spent.held, spent.hop, row=row).play(repeats)
     return Simulation(order=order, links=links, durations=durations, times=times, tail=after)
-
-
-class Player:
-    """Plays actions one after the other; ``ends`` says when their ranks go on, from place 1.
-
-    ``row`` says where the times of every place are in ``taken`` and ``hop``; left out, they are those of
-    its site.
-    """
-
-    def __init__(
-        self,
-        links: Graph,
-        taken: Floats,
-        hop: Floats,
-        *,
-        row: Indices | None = None,
-        ends: list[float] | None = None,
-    ) -> None:
-        self.before, self.fed_by, self.row = looks_back(links)
-        if row is not None:
-            self.row = row.tolist()
-        self.taken, self.hop = taken.tolist(), hop.tolist()
-        self.waits = bool(hop.any())
-        self.ends = [0.0] if ends is None else ends
-
-    def run(self, low: int, high: int) -> None:
-        """Play the actions at these places in computing order, whatever was played before."""
-        ends, taken, hop = self.ends, self.taken, self.hop
-        push = ends.append
-        steps = zip(self.before[low:high], self.fed_by[low:high], self.row[low:high], strict=True)
-        if self.waits:
-            for before, fed_by, at in steps:
-                free, arrival = ends[before], ends[fed_by] + hop[at]
-                push((free if free > arrival else arrival) + taken[at])
-            return
-        for before, fed_by, at in steps:
-            free, arrival = ends[before], ends[fed_by]
-            push((free if free > arrival else arrival) + taken[at])
-
-    def settled(self, period: int, window: int, played: int) -> tuple[int, float] | None:
-        """After how many periods (1 or 2) everything comes the same time later, and that time; ``None`` if
-        not yet. ``played``: actions of the stretch so far."""
-        for several in (1, 2):
-            if played >= several * period + window:
-                shift = self.shift(several * period, window)
-                if shift is not None:
-                    return several, shift
-        return None
-
-    def shift(self, period: int, window: int) -> float | None:
-        """By how much all of the last ``window`` actions come later than those a period before; ``None``
-        if not all by the same."""
-        ends = self.ends
-        most, shift = SAME_SHIFT * ends[-1], ends[-1] - ends[-1 - period]
-        for back in range(1, window, max(window // 12, 1)):  # most that have not settled fail here
-            if abs(ends[-back] - ends[-back - period] - shift) > most:
-                return None
-        recent = np.array(ends[-window - period :])
-        shifts = recent[period:] - recent[:-period]
-        return float(shifts[-1]) if np.ptp(shifts) <= most else None
-
-
-@lru_cache(maxsize=16)
-def looks_back(links: Graph) -> tuple[list[int], list[int], list[int]]:
-    """For every place in computing order: how far back its rank's last action is and the one that feeds
-    it, as indices from the end of a list; and its site."""
-    row = links.sites.of[links.sequence]
-    return (-links.before).tolist(), (-links.fed_by).tolist(), row.tolist()
-
-
-def _play(links: Graph, taken: Floats, hop: Floats, row: Indices | None, repeats: list[Repeat]) -> Times:
-    """When every action's rank goes on; ``row`` as for ``Player``."""
-    count = len(links.sequence)
-    times = Times(count)
-    player = Player(links, taken, hop, row=row, ends=times.ends)
-    at = 0
-    for repeat in repeats:
-        period, window = repeat.period, max(repeat.period, repeat.reach)
-        more = repeat.start + period + window - at
-        while at + more + period <= repeat.stop - period:
-            player.run(at, at + more)
-            at += more
-            found = player.settled(period, window, at - repeat.start)
-            if found is not None:
-                several, shift = found
-                long = several * period
-                again = repeat._replace(period=long)
-                at += times.skip(again, (repeat.stop - period - at) // long, shift)
-                break
-            more = period * max(1, _SOME // period)  # not settled yet: try again soon
-    player.run(at, count)
-    return times
-
-
-_SOME = 200
-"""Actions played before it is tried again whether a schedule has settled."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

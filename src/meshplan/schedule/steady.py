@@ -19,8 +19,9 @@ from meshplan.schedule.durations import Durations
 from meshplan.schedule.generate import SCHEDULES, make_order, usual_group
 from meshplan.schedule.graph import Graph, graph
 from meshplan.schedule.order import F, Order
+from meshplan.schedule.player import SAME_SHIFT, Player
 from meshplan.schedule.result import alive
-from meshplan.schedule.simulate import SAME_SHIFT, Player, play_batch
+from meshplan.schedule.simulate import play_batch
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -29,8 +30,6 @@ _ROUNDS = 4
 """How often the micro-batches of the shorter order go round all ranks: fill, drain, and some between."""
 _MOST_AT_ONCE = 1 << 22
 """Actions times runs played at once: 32 MB."""
-_SOME = 400
-"""Actions played before it is tried again whether a run has settled."""
 _SCALAR = 150
 """Actions that are played one by one in the time that a depth of many runs takes."""
 _WHOLE = ("gpipe", "looped-bfs")
@@ -150,8 +149,8 @@ def _middle(order: Order) -> _Middle | None:
     start, stop, period, reach, back = links.repeats[0]
     kinds = order.kind[links.sequence[start : start + period]]
     batches, rest = divmod(int((kinds == F).sum()), order.stages)
-    window = max(period, reach, back + period)
-    if rest or not batches or stop - window - period < start:
+    window = max(reach, back)
+    if rest or not batches or stop - max(window, period) - period < start:
         return None
     return _Middle(start, stop, period, window, batches)
 
@@ -171,11 +170,18 @@ def _ends(order: Order, durations: Durations, more: Ints) -> Floats:
     finish: Floats = ends[last].T
     if middle is None:
         return finish
-    stop, period = middle.stop + 1, middle.period
-    recent = ends[stop - middle.window : stop]
-    shifts = recent - ends[stop - middle.window - period : stop - period]
-    finish = finish + (more // middle.micro_batches * shifts[-1])[:, None]
-    steady = (more == 0) | (np.ptp(shifts, axis=0) <= SAME_SHIFT * recent[-1])
+    stop, steady = middle.stop + 1, more == 0
+    periods = more // middle.micro_batches
+    # What waits for its way there and back goes round all ranks before it does the same again.
+    for turn in (1, len(last)):
+        long = turn * middle.period
+        if middle.stop - long < middle.start or stop < long + middle.window:
+            break
+        recent = ends[stop - middle.window : stop]
+        shifts = recent - ends[stop - middle.window - long : stop - long]
+        now = ~steady & (periods % turn == 0) & (np.ptp(shifts, axis=0) <= SAME_SHIFT * recent[-1])
+        finish = finish + (np.where(now, periods // turn, 0) * shifts[-1])[:, None]
+        steady |= now
     for i in np.flatnonzero(~steady).tolist():
         finish[i] = _ends_of_one(links, taken[:, i], hop[:, i], last, middle, int(more[i]))
     return finish
@@ -184,31 +190,9 @@ def _ends(order: Order, durations: Durations, more: Ints) -> Floats:
 def _ends_of_one(
     links: Graph, taken: Floats, hop: Floats, last: Ints, middle: _Middle | None, more: int
 ) -> Floats:
-    """One run, action by action: the middle again and again until it is steady, or as often as asked."""
+    """One run, action by action."""
     player = Player(links, taken, hop)
-    count = len(links.sequence)
-    if middle is not None and more:
-        played = middle.stop - middle.start
-        left = more // middle.micro_batches
-        player.run(0, middle.stop)
-
-        def on(times: int) -> None:
-            nonlocal left, played
-            for _ in range(times):
-                player.run(middle.stop - middle.period, middle.stop)
-            left, played = left - times, played + times * middle.period
-
-        tried = max(1, _SOME // middle.period)
-        found = player.settled(middle.period, middle.window, played)
-        while left and found is None:
-            on(min(left, tried))
-            tried += tried // 4  # the longer it takes, the less often it is asked
-            found = player.settled(middle.period, middle.window, played)
-        several, shift = found or (1, 0.0)
-        on(left % several)
-        again = more // middle.micro_batches - left
-        player.run(middle.stop, count)
-        ends = np.array([player.ends[i + again * middle.period] for i in last.tolist()])
-        return ends + left // several * shift
-    player.run(0, count)
-    return np.array([player.ends[i] for i in last.tolist()])
+    if middle is None or not more:
+        return player.play(links.repeats).at(last)
+    again = more // middle.micro_batches
+    return player.play(links.repeats, again).at(last + again * middle.period)
