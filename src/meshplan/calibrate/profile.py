@@ -44,7 +44,7 @@ def calibration(
     samples: Sequence[Sample], about: Mapping[str, Any], *, name: str, profile_file: str
 ) -> Calibration:
     """Fit everything. Raises ``InputError`` for samples that are noise or break a law of physics."""
-    base = _shipped(STANDS_IN)
+    base = shipped_profile(STANDS_IN)
     hosts = list(about["hosts"])
     per_host = max(hosts.count(h) for h in set(hosts))
     date = str(about["date"])
@@ -95,7 +95,7 @@ def calibration(
         wire = fit_link([s for s in across if s.op == "p2p" and s.per_host == 1])
         fits.append(wire.fit)
         tiers.append(_network(wire, len(hosts)))
-        profile["across"] = _across(across, wire, proof, fits)
+        profile["across"] = across_tables(across, wire.bandwidth, proof, fits)
         profile["network"] = {**base["network"], "nvls": False, **_shares(across, wire), **proof}
     cluster = {
         "name": name,
@@ -106,7 +106,8 @@ def calibration(
     return Calibration(profile=profile, cluster=cluster, fits=tuple(fits))
 
 
-def _shipped(name: str) -> dict[str, Any]:
+def shipped_profile(name: str) -> dict[str, Any]:
+    """The table of a profile that ships with meshplan."""
     file = resources.files("meshplan.cluster") / "data" / "profiles" / f"{name}.toml"
     return tomllib.loads(file.read_text(encoding="utf-8"))
 
@@ -216,10 +217,10 @@ def _one_way(samples: Sequence[Sample]) -> list[Sample]:
     return [replace(s, seconds=tuple(t / 2 for t in s.seconds)) if s.op == "p2p" else s for s in samples]
 
 
-def _across(
-    samples: Sequence[Sample], wire: LinkFit, proof: Mapping[str, str], fits: list[Fit]
+def across_tables(
+    samples: Sequence[Sample], bandwidth: float, proof: Mapping[str, str], fits: list[Fit]
 ) -> dict[str, Any]:
-    """Tables of the collectives between hosts, by ranks and ranks of a host."""
+    """Tables of the collectives between hosts, by ranks and ranks of a host; ``bandwidth`` of their NICs."""
     found: dict[str, Any] = {}
     for op in (*OPS, "p2p"):
         groups = _by(_one_way(samples), op, lambda s: (s.ranks, s.per_host))
@@ -237,7 +238,7 @@ def _across(
             "per_node": [per for _, per in tables],
             "sizes": list(sizes),
             "seconds": rows,
-            "network_bandwidth": wire.bandwidth,
+            "network_bandwidth": bandwidth,
             "fit_error": _error(max(errors, key=lambda f: f.median_error)),
             **proof,
         }

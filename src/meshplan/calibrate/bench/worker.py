@@ -50,7 +50,7 @@ def main(target: Path) -> None:
     hosts: list[str] = [""] * dist.get_world_size()
     dist.all_gather_object(hosts, host)
     most = float(os.environ.get("MESHPLAN_MOST_BYTES") or (1 << 30 if on_gpu else 1 << 24))
-    samples = [*kernels(device), *collectives(device, hosts, most)]
+    samples = [*kernels(device), *collectives(device, made_groups(hosts), most)]
     if dist.get_rank() == 0:
         about = {
             "hosts": hosts,
@@ -159,10 +159,14 @@ def groups(hosts: list[str]) -> Iterator[tuple[list[int], int]]:
             yield sorted(r for ranks in by_host.values() for r in ranks[:each]), each
 
 
-def collectives(device: str, hosts: list[str], most: float) -> Iterator[Sample]:
+def made_groups(hosts: list[str]) -> list[tuple[list[int], int, Any]]:
+    """``groups`` with their process groups; collective over all ranks."""
+    return [(ranks, per_host, dist.new_group(ranks)) for ranks, per_host in groups(hosts)]
+
+
+def collectives(device: str, made: list[tuple[list[int], int, Any]], most: float) -> Iterator[Sample]:
     """Every collective by size for each kind of group; ranks outside the group wait."""
-    for ranks, per_host in groups(hosts):
-        group = dist.new_group(ranks)
+    for ranks, per_host, group in made:
         size = 4096.0
         while size <= most:
             for op, run, whole in _calls(device, group, ranks, int(size)):
