@@ -10,7 +10,8 @@ from functools import lru_cache
 from importlib import resources
 from typing import Any
 
-from meshplan.errors import InputError, UnknownNameError
+from meshplan.errors import InputError, UnknownNameError, shown
+from meshplan.files import read_text
 
 _DATA = "meshplan.cost"
 
@@ -80,6 +81,9 @@ class Stack:
     """``all-to-all``: one copy a token and expert; ``dedup``: one a token and node (DeepEP, HybridEP)."""
     weight_bytes: float = 2.0
     """Bytes of the copy of a parameter that computing reads (1 where fp8 weights are primary)."""
+    grouped: str = "streams"
+    """How a rank's experts are multiplied: ``streams``, a product each on a few streams
+    (TransformerEngine's GroupedLinear), or ``fused``, one kernel for all."""
     fp8_dispatch: bool = False
     grad_bytes: float = 4.0
     """Bytes kept for the gradient of a parameter, where the compute precision is not fp16."""
@@ -197,7 +201,15 @@ def stack_names() -> tuple[str, ...]:
 
 @lru_cache(maxsize=64)
 def load_stack(name: str) -> Stack:
-    """The stack called ``name``. Raises ``UnknownNameError``, or ``InputError`` for a bad file."""
+    """The stack called ``name``, or the file ``….toml``. Raises ``UnknownNameError``, or ``InputError`` for a
+    bad file."""
+    if name.endswith(".toml"):
+        where = f"stack file {shown(name, 200)}"
+        try:
+            table = tomllib.loads(read_text(name, limit_bytes=1 << 20, what="stack file"))
+        except (tomllib.TOMLDecodeError, RecursionError) as error:
+            raise InputError(f"{where} is not valid TOML: {error}") from None
+        return stack_from(table, where=where)
     if name not in stack_names():
         raise UnknownNameError("stack", name, stack_names(), f"known: {', '.join(stack_names())}")
     text = (resources.files(_DATA) / "data" / "stacks" / f"{name}.toml").read_text(encoding="utf-8")
@@ -215,6 +227,8 @@ def stack_from(table: dict[str, Any], *, where: str) -> Stack:
             raise InputError(
                 f"{where}: {key} must be {'true or false' if isinstance(default, bool) else 'a number'}"
             )
+        if isinstance(default, str) and not isinstance(value, str):
+            raise InputError(f"{where}: {key} must be text, not {value!r}")
         if isinstance(default, float) and not isinstance(value, int | float):
             raise InputError(f"{where}: {key} must be a number, not {value!r}")
     for key in ("name", "title"):
