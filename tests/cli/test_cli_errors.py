@@ -71,6 +71,20 @@ SENTENCES = [
     (["plan", MODEL, "--cluster", "no.yaml", *BASE[4:]], "cluster file 'no.yaml' does not exist"),
     (plan(model="no/such/job.yaml"), "job file 'no/such/job.yaml' does not exist"),
     (plan(model="./no/config.json"), "does not exist"),
+    (plan("--recompute", "81"), "--recompute 81 is more than the 80 layers of llama-3.1-70b"),
+    (
+        ["estimate", MODEL, *BASE[:8], "--pp", "2", "--recompute", "41"],
+        "--recompute 41 is more than the 40 layers of the fullest of pp 2 ranks; --recompute full recomputes",
+    ),
+    (
+        ["export", MODEL, *BASE[:8], "--to", "megatron", "--out", ""],
+        "--out is empty; name a folder for the files",
+    ),
+    (
+        ["estimate", MODEL, *BASE[:8], "--pp", "2", "--schedule", "interleaved"],
+        "needs vp above 1; vp 2 would",
+    ),
+    (["estimate", MODEL, *BASE[:8], "--pp", "2", "--vp", "2", "--schedule", "1f1b"], "not 1f1b; vp 1 would"),
     # No plan is valid: a flag or the question itself is wrong.
     (plan("--tp", "3"), "no plan is valid for 64 GPUs: tp 3 does not divide 64 heads; tp 2 or 4 would"),
     (plan("--tp", "128"), "tp 128 does not divide 64 heads; tp 64 would"),
@@ -78,7 +92,7 @@ SENTENCES = [
     (plan("--dp", "5"), "dp 5 does not divide 64 GPUs; dp 4 or 8 would"),
     (
         plan("--tp", "4", "--cp", "1", "--dp", "2", "--pp", "4"),
-        "tp 4 × cp 1 × dp 2 × pp 4 = 32, not 64 GPUs; 32 GPUs",
+        "tp 4 × cp 1 × dp 2 × pp 4 = 32, not 64 GPUs; dp 4 would; 32 GPUs",
     ),
     (
         plan("--mbs", "3", "--dp", "8", "--tp", "8"),

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from meshplan.cluster.presets import cluster_of
@@ -131,6 +131,7 @@ def test_tensor_parallelism_with_sp_spreads_memory(q):
 @QUICK
 @given(questions())
 def test_sharding_more_states_holds_less(q):
+    assume(not q.full.stack.zero2_whole_gradients)  # the point of that stack
     found = [q.cost(plan=replace(q.plan, sharding=s)).memory for s in Sharding]
     held = [sum(float(m[p][0]) for p in ("weights", "gradients", "optimizer")) for m in found]
     if q.full.stack.family == "torch":

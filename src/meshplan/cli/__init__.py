@@ -12,6 +12,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     0 done; 1 no plan fits; 2 the request cannot be met as asked; 70 a bug in meshplan;
     130 interrupted. Results go to standard output, everything else to standard error.
     """
-    from meshplan.cli.app import run
+    try:
+        from meshplan.cli.app import run
 
-    return run(list(sys.argv[1:] if argv is None else argv))
+        return run(list(sys.argv[1:] if argv is None else argv))
+    except KeyboardInterrupt:  # before the command itself takes care
+        print("error: interrupted", file=sys.stderr)
+        return 130

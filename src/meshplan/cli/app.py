@@ -121,6 +121,8 @@ def run(argv: list[str]) -> int:
 
 
 def _dispatch(argv: list[str]) -> int:
+    if argv[:1] == ["help"]:
+        argv = [*argv[1:], "--help"]
     if argv in ([], ["--help"], ["-h"]):  # cyclopts would import every command for this
         sys.stdout.write(_root_help())
         return 0
@@ -139,7 +141,7 @@ def _root_help() -> str:
         *(f"  {c.name:<{width}}  {c.help}" for c in COMMANDS),
         "",
         "Options:",
-        f"  {'--help':<{width}}  Show this, or a command's own help after its name.",
+        f"  {'--help':<{width}}  Show this, or a command's own help after its name; as `meshplan help`.",
         f"  {'--version':<{width}}  Show the version.",
         "",
     ]

@@ -11,7 +11,7 @@ from meshplan.cli.estimate import V_KINDS, PlanFlags
 from meshplan.cli.flags import ClusterFlags, SpaceFlags, WorkloadFlags
 from meshplan.cli.help import HelpFormatter
 from meshplan.cli.options import Framework, Json
-from meshplan.cli.question import Question, question
+from meshplan.cli.question import Question, check_recompute, question
 from meshplan.model.layers import Moe
 from meshplan.plan.frameworks import framework_defaults
 from meshplan.plan.kinds import Schedule
@@ -82,6 +82,9 @@ def plan_from(flags: PlanFlags, asked: Question, framework: str) -> Plan:
     if schedule is None:
         schedule = Schedule.INTERLEAVED if vp > 1 else Schedule.ONE_F_ONE_B
     layers, modules = flags.recompute
+    check_recompute(
+        layers, -(-len(asked.model.layers) // pp), "the model" if pp == 1 else f"one of pp {pp} ranks"
+    )
     return Plan(
         tp=tp,
         sp=flags.sp and usual["sp"],

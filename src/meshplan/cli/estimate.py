@@ -12,9 +12,9 @@ from cyclopts import Group, Parameter
 from meshplan.cli.flags import ClusterFlags, Order, SpaceFlags, WorkloadFlags
 from meshplan.cli.help import HelpFormatter
 from meshplan.cli.options import Json, OptionalCount, option, read_degree, read_kind, read_recompute
-from meshplan.cli.question import Question, question
+from meshplan.cli.question import Question, check_recompute, question
 from meshplan.cli.run_flags import RunFlags
-from meshplan.cost.full.explain import Explanation, explain
+from meshplan.cost.full.explain import Explanation
 from meshplan.cost.full.model import FullModel
 from meshplan.cost.full.stack import load_stack
 from meshplan.errors import InputError, shown
@@ -23,7 +23,10 @@ from meshplan.plan.plans import DEFAULT_ORDER, Plan
 from meshplan.plan.rules import LAYERS_DIVIDE_PP, LAYERS_DIVIDE_VP, RULES, Setting, broken
 from meshplan.report.estimate_view import Detail, estimate_data, estimate_text
 from meshplan.report.screen import Screen
+from meshplan.schedule.layout import rank_of_stage
 from meshplan.schedule.layout_string import even_split, read_layout
+from meshplan.search.fidelity import Fidelity
+from meshplan.search.one import explain_one
 from meshplan.units import format_bytes
 
 app = cyclopts.App(name="estimate", help_formatter=HelpFormatter())
@@ -89,7 +92,7 @@ class PlanFlags:
         option(read_layers, metavar="LAYERS"),
         Parameter(
             help="Layers of each stage, 7,8,8,7 or 7,8x14,7, or Megatron's layout string"
-            " (default: even, ends short)."
+            " (default: so that the busiest rank has least to do, as `meshplan plan` cuts them)."
         ),
     ] = None
     dp: Annotated[Degree, Parameter(help="Data parallel (default: the GPUs the others leave).")] = None
@@ -123,6 +126,7 @@ def estimate(
     plan: PlanFlags | None = None,
     run: RunFlags | None = None,
     stack: Annotated[str, Parameter(metavar="NAME")] = STACK,
+    fidelity: Annotated[Fidelity, Parameter(metavar="NAME")] = "simulate",
     detail: Annotated[Literal["summary", "memory", "time", "all"], Parameter(metavar="NAME")] = "summary",
     json_: Json = False,
     download: Annotated[bool, Parameter(negative=())] = False,
@@ -138,6 +142,9 @@ def estimate(
         cache, or a job file (.yaml, .toml), of which model, cluster and workload are read.
     stack
         Software that runs the training: megatron-core-2025, torchtitan, fsdp-2023, megatron-2022 …
+    fidelity
+        simulate the pipeline exactly, as `meshplan plan` does for its best plans, or estimate it by
+        the closed form.
     detail
         memory or time alone, both in short, or all with the source of every number.
     download
@@ -149,9 +156,10 @@ def estimate(
     )
     flags = plan or PlanFlags()
     chosen = plan_of(flags, asked, torch=full.stack.family == "torch")
-    found = explain(
-        full, asked.model, asked.cluster, asked.workload, chosen, order=flags.order or DEFAULT_ORDER
-    )
+    found = explain_one(
+        full, Setting(asked.model, asked.cluster, asked.workload), chosen,
+        order=flags.order or DEFAULT_ORDER, fidelity=fidelity, cut=flags.layout is None,
+    )  # fmt: skip
     text, more = _whole_run(found, asked, run)
     if json_:
         data = estimate_data(found, asked.model, asked.cluster, asked.workload) | more
@@ -206,6 +214,7 @@ def plan_of(flags: PlanFlags, asked: Question, *, torch: bool) -> Plan:
         recompute_layers=layers,
         recompute_modules=modules,
     )
+    check_layers(plan, len(asked.model.layers))
     setting = Setting(asked.model, asked.cluster, asked.workload)
     wrong = broken(setting, plan, CHECKED)
     if wrong:
@@ -216,6 +225,18 @@ def plan_of(flags: PlanFlags, asked: Question, *, torch: bool) -> Plan:
             f"replicas {plan.replicas} does not divide dp {plan.dp} × cp {plan.cp} = {plan.dp * plan.cp}"
         )
     return plan
+
+
+def check_layers(plan: Plan, layers: int) -> None:
+    """Raises ``InputError`` where a stage is to recompute more layers than it holds."""
+    held = -(-layers // plan.pp)
+    if plan.layout is not None and len(plan.layout) == plan.pp * plan.vp:
+        home = rank_of_stage(len(plan.layout), plan.pp, v_shaped=plan.schedule in V_KINDS)
+        held = max(
+            sum(n for n, r in zip(plan.layout, home, strict=True) if r == rank) for rank in range(plan.pp)
+        )
+    where = "the model" if plan.pp == 1 else f"the fullest of pp {plan.pp} ranks"
+    check_recompute(plan.recompute_layers, held, where)
 
 
 def _layout(layout: tuple[int, ...] | None, asked: Question, pp: int, vp: int) -> tuple[int, ...] | None:

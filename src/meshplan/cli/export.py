@@ -2,8 +2,9 @@
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import cyclopts
@@ -18,7 +19,7 @@ from meshplan.cost.full.model import FullModel
 from meshplan.cost.full.stack import load_stack
 from meshplan.errors import InputError
 from meshplan.export.folder import differences, write
-from meshplan.export.launch import Job, Note, counted
+from meshplan.export.launch import Job, Launch, Note, counted
 from meshplan.export.launchers import IMAGE
 from meshplan.export.targets import export as make
 from meshplan.model.model import Model
@@ -29,13 +30,20 @@ from meshplan.plan.space import Size, Space
 from meshplan.report.launch_view import export_data, export_text
 from meshplan.report.screen import Screen
 from meshplan.search.fidelity import simulate_all
+from meshplan.search.objective import Objective
 from meshplan.search.ranking import Ranking
+from meshplan.search.reasons_compare import with_memory
 from meshplan.search.same import no_effect_rules
 from meshplan.search.search import search
+from meshplan.units import format_bytes
 
 app = cyclopts.App(name="export")
 
 NO_PLAN = 1
+MOST_TRIED = 20
+"""Plans that may be tried beyond the rank asked for, where a target runs them otherwise than they are."""
+ROOMIER = (1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0)
+"""Times the memory there is, tried in turn for plans that are wanted although they do not fit."""
 MOST_SURE = 100
 """Plans that are made certain at most, whatever the rank asked for."""
 Target = Literal["megatron", "megatron-bridge", "torchtitan", "deepspeed", "accelerate", "pytorch"]
@@ -76,8 +84,9 @@ def best_plans(
     size: Size = "small",
     sure: int = 1,
     advise: bool = True,
+    objective: Objective = "step",
 ) -> Ranking:
-    """The plans that a target can express and would accept, fastest first.
+    """The plans that a target can express and would accept, fastest first (or by another ``objective``).
 
     ``chosen`` holds fields of ``Space`` whose values are given. ``framework``: another one whose rules the
     plans must satisfy instead. The first ``sure`` are simulated.
@@ -94,6 +103,7 @@ def best_plans(
         fidelity="simulate",
         sure=sure,
         advise=advise,
+        objective=objective,
     )
 
 
@@ -115,13 +125,14 @@ def export(
     stack: Annotated[str | None, Parameter(metavar="NAME")] = None,
     force: Annotated[bool, Parameter(negative=())] = False,
     diff: Annotated[bool, Parameter(negative=())] = False,
+    allow_oversize: Annotated[bool, Parameter(negative=())] = False,
     json_: Json = False,
     download: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
     """Write the launch files of a plan: the best one for the target, or the one the flags fix.
 
-    Exit code 0: written, or with --diff shown; 1: no plan fits; 2: the question makes no sense, or a file
-    is in the way.
+    Exit code 0: written, or with --diff shown; 1: no plan fits, as it is or as the target can run it;
+    2: the question makes no sense, or a file is in the way.
 
     Parameters
     ----------
@@ -135,7 +146,7 @@ def export(
     launcher
         torchrun, slurm, kubernetes (JobSet) or skypilot.
     plan
-        Rank of the plan among those the target can run.
+        Rank of the plan among those the target can run and that fit as the target runs them.
     name
         Of the job.
     image
@@ -146,9 +157,13 @@ def export(
         Overwrite files that are there.
     diff
         Show what would change, write nothing.
+    allow_oversize
+        Write a plan that needs more memory than there is, where none fits; the estimate says by how much.
     download
         Fetch the config.json of an unknown model from the Hugging Face hub.
     """
+    if not out.strip():
+        raise InputError("--out is empty; name a folder for the files, --out . for this one")
     asked = question(
         model,
         cluster or ClusterFlags(),
@@ -161,30 +176,47 @@ def export(
     in_job = load_job(model).space if is_job_file(model) else {}
     chosen = {**in_job, **given(space or SpaceFlags())}
     size = size or SizeFlags()
-    ranking = best_plans(
-        setting,
-        to,
-        chosen,
-        cost_model,
+    search_for = partial(
+        best_plans,
+        target=to,
+        chosen=chosen,
+        cost_model=cost_model,
         framework=size.framework,
         size=size.space or "small",
-        sure=min(plan, MOST_SURE),
     )
-    if ranking.nothing is not None or not len(ranking):
+    ranking = search_for(setting, sure=min(plan, MOST_SURE))
+    if allow_oversize and not len(ranking):
+        for factor in ROOMIER:
+            roomy = Setting(asked.model, with_memory(asked.cluster, factor), asked.workload)
+            ranking = search_for(roomy, objective="memory", advise=False)
+            if len(ranking):
+                break
+    if not len(ranking):
         reason = ranking.nothing.reason if ranking.nothing is not None else "no plan is left"
         print(f"error: no plan to export: {reason}", file=sys.stderr)
         return NO_PLAN
     if plan > len(ranking):
         raise InputError(f"--plan {plan:,} is more than the {len(ranking):,} plans there are")
-    job = Job(
-        setting=setting,
-        plan=ranking.costs.plans[plan - 1],
-        order=asked.space.order,
-        name=name,
-        asked_model=asked.model.name if _is_preset(asked.model) else model,
-    )
-    launch = make(job, to, launcher, image=image)
-    priced = price_of(cost_model, setting, launch.written, launch.order)
+
+    def written(one: Plan) -> tuple[Job, Launch, Costs]:
+        job = Job(
+            setting=setting,
+            plan=one,
+            order=asked.space.order,
+            name=name,
+            asked_model=asked.model.name if _is_preset(asked.model) else model,
+        )
+        launch = make(job, to, launcher, image=image)
+        return job, launch, price_of(cost_model, setting, launch.written, launch.order)
+
+    if allow_oversize:
+        job, launch, priced = written(ranking.costs.plans[plan - 1])
+    else:
+        found = _nth_that_fits(plan, len(ranking), lambda i: written(ranking.costs.plans[i]))
+        if found is None:
+            print(_too_large(to, *written(ranking.costs.plans[plan - 1])), file=sys.stderr)
+            return NO_PLAN
+        job, launch, priced = found
     costs = [note_cost(cost_model, job, note) for note in launch.notes]
     if diff:
         sys.stdout.writelines(differences(out, launch.files))
@@ -197,6 +229,41 @@ def export(
     else:
         sys.stdout.write(export_text(job, launch, priced, costs, out, stack_name, Screen.of()))
     return 0
+
+
+def _nth_that_fits(
+    nth: int, count: int, written: Callable[[int], tuple[Job, Launch, Costs]]
+) -> tuple[Job, Launch, Costs] | None:
+    """The ``nth`` plan among the first ``count`` that fits as it is written; ``None`` where none does.
+
+    Plans that the target refuses are passed over; where it refuses all that were tried, the ``InputError``
+    of the first is raised.
+    """
+    refused: InputError | None = None
+    seen = fitting = 0
+    for i in range(min(count, nth + MOST_TRIED)):
+        try:
+            found = written(i)
+        except InputError as error:
+            refused = refused or error
+            continue
+        seen += 1
+        fitting += bool(found[2].fits[0])
+        if fitting == nth:
+            return found
+    if refused is not None and not seen:
+        raise refused
+    return None
+
+
+def _too_large(target: str, job: Job, launch: Launch, priced: Costs) -> str:
+    """Why nothing was written: the plan fits, but not as the target runs it."""
+    need, limit = format_bytes(float(priced.memory_bytes[0])), format_bytes(priced.memory_limit_bytes)
+    changed = ", ".join(note.part for note in launch.notes if note.change) or "nothing"
+    return (
+        f"error: no plan to export: as {target} would run it ({changed} changed) the plan of {job.model.name}"
+        f" needs {need} of {limit}; give other flags, or --allow-oversize to write it all the same"
+    )
 
 
 def note_cost(cost_model: FullModel, job: Job, note: Note) -> float | None:

@@ -110,6 +110,8 @@ def plan(
             json_=json_,
             download=download,
         )
+    if json_ and format_ not in ("table", "json"):
+        raise InputError(f"--json and --format {format_} contradict each other; drop one")
     form: Format = "json" if json_ else format_
     variants = variants_of(workload, space)
     if len(variants) > 1 and form not in ("table", "json"):

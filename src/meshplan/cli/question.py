@@ -14,6 +14,7 @@ from meshplan.cost.models import DEFAULT, cost_model_named
 from meshplan.errors import InputError
 from meshplan.model.load import load_model
 from meshplan.model.model import Model
+from meshplan.plan.plans import ALL_LAYERS
 from meshplan.plan.space import Size, Space
 from meshplan.plan.workload import Workload
 from meshplan.search.bounds import can_bound
@@ -56,6 +57,8 @@ def question(
     read, size = load_model(job.model, download=download), size or SizeFlags()
     prices = cost_model_named(cost_model or job.cost_model or DEFAULT)
     usual = usual if can_bound(prices) else "plain"
+    for layers, _ in space.recompute or job.space.get("recompute", ()):
+        check_recompute(layers, len(read.layers), read.name)
     return Question(
         cluster=_cluster(given(cluster), job),
         workload=_workload({**job.workload, **given(workload)}, job),
@@ -63,6 +66,15 @@ def question(
         cost_model=prices,
         model=read,
     )
+
+
+def check_recompute(layers: int, held: int, where: str) -> None:
+    """Raises ``InputError`` where more layers are to be recomputed than the ``held`` ones of ``where``."""
+    if held < layers < ALL_LAYERS:
+        raise InputError(
+            f"--recompute {layers:,} is more than the {held:,} layers of {where};"
+            " --recompute full recomputes all"
+        )
 
 
 def _cluster(flags: dict[str, Any], job: Job) -> Cluster:

@@ -8,7 +8,7 @@ from typing import Annotated
 import cyclopts
 from cyclopts import Parameter
 
-from meshplan.cli.flags import ClusterFlags, SpaceFlags, WorkloadFlags
+from meshplan.cli.flags import ClusterFlags, SizeFlags, SpaceFlags, WorkloadFlags
 from meshplan.cli.help import HelpFormatter
 from meshplan.cli.options import Json, option, read_count
 from meshplan.cli.progress import progress
@@ -59,6 +59,7 @@ def scale(
     seq: Annotated[int | None, option(read_count)] = None,
     precision: Annotated[str | None, Parameter(metavar="NAME")] = None,
     space: SpaceFlags | None = None,
+    size: SizeFlags | None = None,
     cost_model: CostModelName = None,
     stack: StackName = None,
     json_: Json = False,
@@ -101,6 +102,7 @@ def scale(
         cost_model=cost_model,
         stack=stack,
         download=download,
+        size=size,
     )
     keep_freed_memory()
     batches = batches or (case.workload.gbs,)

@@ -7,7 +7,7 @@ from typing import Annotated
 import cyclopts
 from cyclopts import Parameter
 
-from meshplan.cli.flags import ClusterFlags, SpaceFlags, WorkloadFlags
+from meshplan.cli.flags import ClusterFlags, SizeFlags, SpaceFlags, WorkloadFlags
 from meshplan.cli.help import HelpFormatter
 from meshplan.cli.options import Json
 from meshplan.cli.progress import progress
@@ -37,6 +37,7 @@ def why(
     cluster: ClusterFlags | None = None,
     workload: WorkloadFlags | None = None,
     space: SpaceFlags | None = None,
+    size: SizeFlags | None = None,
     cost_model: CostModelName = None,
     stack: StackName = None,
     json_: Json = False,
@@ -59,7 +60,9 @@ def why(
     download
         Fetch the config.json of an unknown model from the Hugging Face hub.
     """
-    case = asked_case(model, cluster, workload, space, cost_model=cost_model, stack=stack, download=download)
+    case = asked_case(
+        model, cluster, workload, space, cost_model=cost_model, stack=stack, download=download, size=size
+    )
     keep_freed_memory()
     told = progress()
     told("looking for the plans")

@@ -8,10 +8,12 @@ from typing import Annotated
 import cyclopts
 from cyclopts import Parameter
 
-from meshplan.cli.flags import ClusterFlags, SpaceFlags, WorkloadFlags
+from meshplan.cli.estimate import read_layers
+from meshplan.cli.flags import SPACE, ClusterFlags, SizeFlags, SpaceFlags, WorkloadFlags
 from meshplan.cli.help import HelpFormatter
-from meshplan.cli.options import Json
+from meshplan.cli.options import Json, option
 from meshplan.cli.progress import progress
+from meshplan.cli.question import check_recompute
 from meshplan.cli.wishes import (
     CostModelName,
     PlanText,
@@ -42,6 +44,10 @@ def why_not(
     cluster: ClusterFlags | None = None,
     workload: WorkloadFlags | None = None,
     space: SpaceFlags | None = None,
+    size: SizeFlags | None = None,
+    layout: Annotated[
+        tuple[int, ...] | None, option(read_layers, metavar="LAYERS"), Parameter(group=SPACE)
+    ] = None,
     cost_model: CostModelName = None,
     stack: StackName = None,
     json_: Json = False,
@@ -59,11 +65,14 @@ def why_not(
         cache, or a job file (.yaml, .toml). Flags win over it.
     plan
         The plan in question, such as tp1,pp8; joined with the flags of single dimensions.
+    layout
+        Layers of each stage of the plan in question, 7,8,8,7 or 7,8x14,7.
     download
         Fetch the config.json of an unknown model from the Hugging Face hub.
     """
     flags = space or SpaceFlags()
     wish = wish_of_flags(flags) | (dict(wish_of(plan, "--plan")) if plan is not None else {})
+    wish |= {} if layout is None else {"layout": layout}
     if not wish:
         raise InputError("no plan in question; name one like --tp 1 --pp 8")
     case = asked_case(
@@ -74,8 +83,10 @@ def why_not(
         cost_model=cost_model,
         stack=stack,
         download=download,
+        size=size,
     )
     case = replace(case, space=open_space(case.space, case.model))
+    check_recompute(wish.get("recompute_layers", 0), len(case.model.layers), case.model.name)
     keep_freed_memory()
     told = progress()
     found = judge(case, wish)

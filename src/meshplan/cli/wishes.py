@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from meshplan.cli.flags import ClusterFlags, SpaceFlags, WorkloadFlags, given
+from meshplan.cli.flags import ClusterFlags, SizeFlags, SpaceFlags, WorkloadFlags, given
 from meshplan.cli.question import Question, question
 from meshplan.cost.full.model import FullModel
 from meshplan.cost.full.stack import load_stack
@@ -42,6 +42,7 @@ def asked_case(
     cost_model: str | None,
     stack: str | None,
     download: bool,
+    size: SizeFlags | None = None,
 ) -> Case:
     """The question of the usual flags; raises ``InputError``."""
     asked = question(
@@ -51,6 +52,7 @@ def asked_case(
         space or SpaceFlags(),
         cost_model=cost_model,
         download=download,
+        size=size,
     )
     return case_of(asked, stack)
 

@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 LIMIT_BYTES = 1 << 20
 CLUSTER_KEYS = ("name", "gpu", "gpus", "gpus_per_node", "nic", "memory_fraction", "tiers")
 TIER_KEYS = ("name", "span", "bandwidth", "latency", "oversubscription")
+DEEPEST = 50
+"""Levels of lists and tables in a YAML file."""
 _KINDS = {
     "int_type": "a whole number", "float_type": "a number", "string_type": "text", "list_type": "a list",
     "model_type": "a table", "dict_type": "a table", "bool_type": "true or false",
@@ -198,10 +200,23 @@ def _toml(text: str, where: str) -> object:
 def _yaml(text: str, where: str) -> object:
     from ruamel.yaml import YAML  # slow to import
     from ruamel.yaml.error import YAMLError
-    from ruamel.yaml.events import AliasEvent
+    from ruamel.yaml.events import (
+        AliasEvent,
+        MappingEndEvent,
+        MappingStartEvent,
+        SequenceEndEvent,
+        SequenceStartEvent,
+    )
 
+    depth = 0
     try:
         for event in YAML(typ="safe", pure=True).parse(text):
+            depth += isinstance(event, SequenceStartEvent | MappingStartEvent)
+            depth -= isinstance(event, SequenceEndEvent | MappingEndEvent)
+            if depth > DEEPEST:  # the reader takes quadratic time for more
+                raise InputError(
+                    f"{where} is nested more than {DEEPEST} deep at line {event.start_mark.line + 1}"
+                )
             if isinstance(event, AliasEvent):
                 raise InputError(
                     f"{where}: YAML aliases (*{event.anchor}) are not supported; write the value out"

@@ -11,7 +11,7 @@ from meshplan.cost.full.explain import Explanation, Stage, Term
 from meshplan.model.model import Model
 from meshplan.plan.workload import Workload
 from meshplan.report.parts import bars, step_time, wrap
-from meshplan.report.plan_rows import cluster_data, layout_data, model_data, parts_data, workload_data
+from meshplan.report.plan_rows import beyond, cluster_data, layout_data, model_data, parts_data, workload_data
 from meshplan.report.plan_view import plan_names
 from meshplan.report.screen import Screen
 from meshplan.report.table import Column, table
@@ -38,6 +38,7 @@ def estimate_text(
         lines += [*_evidence(found, screen), ""]
     elif detail == "summary":
         lines += [*_evidence_in_short(found, screen), ""]
+    lines += [line for text in beyond(model, workload) for line in wrap(f"note: {text}", screen.width)]
     lines += _closing(found, screen)
     return screen.text("\n".join(lines).rstrip() + "\n")
 
@@ -66,7 +67,7 @@ def estimate_data(found: Explanation, model: Model, cluster: Cluster, workload: 
         "memory": parts_data(costs.memory, 0),
         "stages": [stage_data(stage) for stage in found.stages],
         "provenance": [asdict(term) for term in found.terms],
-        "assumptions": list(found.assumptions),
+        "assumptions": [*found.assumptions, *beyond(model, workload)],
         "left_out": list(found.left_out),
     }
 

@@ -18,11 +18,13 @@ from meshplan.plan.plans import ALL_LAYERS, Plan, Plans
 
 MOST_CHARACTERS = 600
 MOST_DEGREE = 10**7
+MOST_STAGES = 4096
 _DEGREES = ("tp", "cp", "dp", "pp", "mbs", "vp", "ep", "etp")
 _ALWAYS = 5
 """So many of the degrees are in every key, the others only above 1."""
 _DEGREE = re.compile(r"(tp|cp|dp|pp|mbs|vp|etp|ep|re|replicas)(\d{1,8})")
-_LAYOUT = re.compile(r"layout(\d{1,4}(?:\.\d{1,4}){0,511})")
+_RUN = r"\d{1,4}(?:[x×]\d{1,4})?"
+_LAYOUT = re.compile(rf"layout=?({_RUN}(?:\.{_RUN}){{0,511}})")
 _SCHEDULES = {s.label: s for s in Schedule}
 _SHARDINGS = {s.label: s for s in Sharding}
 _CP_KINDS = {k.label: k for k in CpKind}
@@ -77,6 +79,17 @@ def _layers(word: str) -> tuple[str, int]:
     return "recompute_layers", min(int(word), ALL_LAYERS)
 
 
+def _stages(text: str) -> tuple[int, ...]:
+    """``7.8x14.7``: the layers of every stage."""
+    found: list[int] = []
+    for run in text.split("."):
+        layers, _, times = run.replace("×", "x").partition("x")
+        found += [int(layers)] * int(times or 1)
+        if len(found) > MOST_STAGES:
+            raise InputError(f"a layout in a plan has at most {MOST_STAGES:,} stages")
+    return tuple(found)
+
+
 def _word(word: str) -> tuple[str, Any]:
     degree, layout = _DEGREE.fullmatch(word), _LAYOUT.fullmatch(word)
     if degree:
@@ -85,7 +98,7 @@ def _word(word: str) -> tuple[str, Any]:
             raise InputError(f"{name} in a plan must be from 1 to {MOST_DEGREE:,}, not {number:,}")
         return ("recompute_layers", min(number, ALL_LAYERS)) if name == "re" else (name, number)
     if layout:
-        return "layout", tuple(map(int, layout[1].split(".")))
+        return "layout", _stages(layout[1])
     for field, labels in (("schedule", _SCHEDULES), ("sharding", _SHARDINGS), ("cp_kind", _CP_KINDS)):
         if word in labels:
             return field, labels[word]

@@ -82,8 +82,16 @@ def ranking_data(ranking: Ranking, top: int | None = None) -> dict[str, Any]:
                 for way in nothing.ways
             ],
         },
-        "assumptions": list(ranking.costs.assumptions),
+        "assumptions": [*ranking.costs.assumptions, *beyond(ranking.model, ranking.workload)],
     }
+
+
+def beyond(model: Model, workload: Workload) -> list[str]:
+    """A note where the sequence is longer than the model was made for."""
+    if model.max_seq is None or workload.seq <= model.max_seq:
+        return []
+    made = f"the {model.max_seq:,} positions that {model.name} was made for"
+    return [f"seq {workload.seq:,} is longer than {made}"]
 
 
 def fidelity_data(ranking: Ranking) -> dict[str, Any]:

@@ -8,9 +8,9 @@ import numpy as np
 
 from meshplan.cost.costs import Costs, Floats
 from meshplan.plan.kinds import Schedule, Sharding
-from meshplan.plan.plans import ALL_LAYERS, Plans
+from meshplan.plan.plans import ALL_LAYERS, Ints, Plans
 from meshplan.report.parts import bars, step_time, wrap
-from meshplan.report.plan_rows import module_names
+from meshplan.report.plan_rows import beyond, module_names
 from meshplan.report.screen import Screen, bar, printable
 from meshplan.report.table import Column, markdown, table
 from meshplan.schedule.layout_string import short_layout
@@ -26,6 +26,8 @@ LONGEST_LAYOUT = 16
 """Characters of a layout in a row of the table."""
 
 
+WISHED = 2.0
+"""A plan that does not fit is worth a word if it takes less than this multiple of the fastest one's time."""
 ROOMY = 0.95
 """Share of the memory up to which a plan is taken to fit for certain: the rest is the usual error."""
 
@@ -51,11 +53,21 @@ def plan_markdown(ranking: Ranking, top: int) -> str:
 
 
 def shown_rows(ranking: Ranking, top: int) -> list[int]:
-    """The rows of the table: the first ``top``; of a full space, where many differ in details only, the best
-    plan of each mesh."""
-    if ranking.space.size == "full" and ranking.objective in ("step", "mfu", "cost"):
-        return [int(row) for row in first_of_mesh(ranking.costs.plans)[:top]]
-    return list(range(min(top, len(ranking))))
+    """The rows of the table, ``top`` of them. Of a space where many plans differ in details only: the best of
+    each mesh, and the fastest; others where there are too few meshes."""
+    first = list(range(min(top, len(ranking))))
+    if not _folded(ranking):
+        return first
+    rows = {*first[:1], *(int(row) for row in first_of_mesh(ranking.costs.plans)[:top])}
+    if top > 1:
+        rows.add(int(np.argmin(ranking.costs.step_s)))
+    found = sorted(rows)[:top]
+    return sorted([*found, *[i for i in range(len(ranking)) if i not in rows][: len(first) - len(found)]])
+
+
+def _folded(ranking: Ranking) -> bool:
+    by_time = ranking.objective in ("step", "mfu", "cost")
+    return bool(len(ranking)) and ranking.space.size != "plain" and by_time
 
 
 def plan_columns(ranking: Ranking, shown: Sequence[int], *, bars: bool = True) -> list[Column]:
@@ -218,21 +230,30 @@ def _first(parts: Mapping[str, Floats]) -> dict[str, float]:
 def _closing(ranking: Ranking, top: int) -> list[str]:
     lines = []
     miss = ranking.closest_miss
+    lines += [f"note: {text}" for text in beyond(ranking.model, ranking.workload)]
     lines += _tight(ranking)
-    if miss is not None:
+    if miss is not None and not _hopeless(ranking, miss.costs):
         name = plan_names(miss.costs.plans, ranking.space.order)[0]
         need, more = format_bytes(miss.costs.memory_bytes[0]), format_bytes(miss.excess_bytes)
         lines.append(f"closest miss: {name} needs {need}, {more} too much{_miss_gain(ranking, miss.costs)}")
     rows = np.array(shown_rows(ranking, top), dtype=np.int64)
     if len(ranking) > (shown := len(rows)):
-        what = ", the best of as many meshes" if ranking.space.size == "full" else ""
         feasible = ranking.counts.feasible
-        lines.append(f"showing {shown:,} of {feasible:,} feasible plans{what}; --top shows more")
+        lines.append(
+            f"showing {shown:,} of {feasible:,} feasible plans{_what(ranking, rows)}; --top shows more"
+        )
     if len(ranking) and ranking.simulated is not None and not ranking.simulated.rows[rows].all():
         lines.append("~: closed form, not simulated")
     if len(ranking) and (ranking.costs.plans.recompute_layers[rows] > 0).any():
         lines.append("reN: N layers of every stage are recomputed in the backward pass")
     return lines
+
+
+def _what(ranking: Ranking, rows: Ints) -> str:
+    """What is shown where rows are left out between."""
+    if not len(rows) or rows[-1] == len(rows) - 1:
+        return ""
+    return ", the best of each mesh; --tp, --pp and their like list all of one"
 
 
 def _tight(ranking: Ranking) -> list[str]:
@@ -252,6 +273,11 @@ def _tight(ranking: Ranking) -> list[str]:
         word = "longer" if slower >= 0 else "less"
         text += f"; #{i + 1}, {name}, fills {filled[i]:.0%} and takes {abs(slower):.1%} {word}"
     return [text]
+
+
+def _hopeless(ranking: Ranking, miss: Costs) -> bool:
+    """Whether nobody would want the plan if it did fit."""
+    return len(ranking) > 0 and bool(miss.step_s[0] > WISHED * ranking.costs.step_s.min())
 
 
 def _miss_gain(ranking: Ranking, miss: Costs) -> str:

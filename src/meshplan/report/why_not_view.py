@@ -107,7 +107,7 @@ def value_words(name: str, value: Any) -> Any:
         names = [m.name.lower().replace("_", "-") for m in Recompute if m.name and m & int(value)]
         return "+".join(names) or "none"
     if name == "layout":
-        return ",".join(map(str, value))
+        return "left open" if value is None else ",".join(map(str, value))
     return value
 
 

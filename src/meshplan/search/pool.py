@@ -9,6 +9,11 @@ from meshplan.plan.plans import Ints, Plans
 from meshplan.search.objective import Objective, order, values
 from meshplan.search.ranking import Miss
 
+SLOW = 1.5
+"""A plan that does not fit, and takes longer than the fastest one by more than this factor, is a miss of no
+use to anybody: the further beyond, the more memory it counts as."""
+MOST_MISSES = 256
+
 MESH_COLUMNS = ("tp", "cp", "pp", "dp", "ep", "etp")
 """What makes two plans the same mesh: another only fills it otherwise."""
 
@@ -30,9 +35,11 @@ class Pool:
         self.gpus_per_node = gpus_per_node
         self.feasible = 0
         self.too_big = 0
-        self.miss: Miss | None = None
         self.least = np.inf
         """The smallest value of the objective so far."""
+        self._fastest = np.inf
+        self._misses: list[Costs] = []
+        """Plans too large of which none needs less memory and is faster."""
         self._pieces: list[tuple[Costs, Ints]] = []
         self._rows = 0
 
@@ -49,6 +56,7 @@ class Pool:
             return
         kept = costs if fitting == len(fits) else costs.take(fits)
         self.least = min(self.least, float(values(kept, self.objective, self.gpus_per_node).min()))
+        self._fastest = min(self._fastest, float(kept.step_s.min()))
         self._pieces.append((kept, places[fits]))
         self._rows += fitting
         if self._rows > 2 * self.keep + 4 * self.meshes:
@@ -74,10 +82,36 @@ class Pool:
         self._pieces = [(costs.take(keep), places[keep])]
         self._rows = len(keep)
 
+    @property
+    def miss(self) -> Miss | None:
+        """Of the plans that do not fit the one that exceeds the memory least, among those that would be fast
+        enough to be wished for (``SLOW``)."""
+        if not self._misses:
+            return None
+        costs = Costs.concatenate(self._misses)
+        far = np.maximum(costs.step_s / (SLOW * self._fastest), 1.0)
+        return Miss(costs=costs.take(np.array([int(np.argmin(costs.memory_bytes * far))])))
+
+    def note_miss(self, miss: Miss) -> None:
+        """Take in a plan that does not fit, and was not priced with the others."""
+        self._misses.append(miss.costs)
+
     def _note_miss(self, costs: Costs, fits: Bools) -> None:
-        least = int(np.argmin(np.where(fits, np.inf, costs.memory_bytes)))
-        if self.miss is None or costs.memory_bytes[least] < self.miss.costs.memory_bytes[0]:
-            self.miss = Miss(costs=costs.take(np.array([least])))
+        rows = np.flatnonzero(~fits)
+        self._misses.append(costs.take(rows[_front(costs.memory_bytes[rows], costs.step_s[rows])]))
+        if sum(len(piece.step_s) for piece in self._misses) > MOST_MISSES:
+            whole = Costs.concatenate(self._misses)
+            front = _front(whole.memory_bytes, whole.step_s)
+            self._misses = [whole.take(front[:MOST_MISSES])]
+
+
+def _front(memory: Floats, step: Floats) -> Ints:
+    """Rows than which no other needs less memory and takes less time, the smallest first."""
+    by_memory = np.lexsort((step, memory))
+    sorted_step = step[by_memory]
+    best = np.minimum.accumulate(sorted_step)
+    first = np.append(True, sorted_step[1:] < best[:-1])
+    return np.asarray(by_memory[first], dtype=np.int64)
 
 
 def mesh_keys(plans: Plans) -> Ints:

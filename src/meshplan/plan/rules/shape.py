@@ -27,6 +27,9 @@ def _gpus_words(s: Setting, p: Plan) -> str:
             left = gpus * own // size if gpus * own % size == 0 else 1  # what the others leave to it
             offer = " or ".join(f"{d:,}" for d in nearest_divisors(left, own))
             return f"{name} {own:,} does not divide {gpus:,} GPUs; {name} {offer} would"
+    if p.dp < gpus and gpus % p.dp:
+        offer = " or ".join(f"{d:,}" for d in nearest_divisors(gpus, p.dp))
+        return f"dp {p.dp:,} does not divide {gpus:,} GPUs; dp {offer} would"
     product = f"tp {p.tp} × cp {p.cp} × dp {p.dp:,} × pp {p.pp} = {p.gpus:,}, not {gpus:,} GPUs"
     return f"{product}; dp {gpus // size:,} would" if gpus % size == 0 else product
 
