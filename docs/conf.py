@@ -33,6 +33,7 @@ html_show_sourcelink = False
 html_math_renderer = "mathml"
 html_show_copyright = False
 pygments_style = "tango"
+smartquotes = False
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 autodoc_member_order = "bysource"

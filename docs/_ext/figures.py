@@ -70,9 +70,7 @@ def price(question: SimpleNamespace, *, stack: str = STACK, **plan: Any) -> Expl
     """One plan in full; ``dp`` is what the other degrees leave of the GPUs."""
     used = plan.get("tp", 1) * plan.get("cp", 1) * plan.get("pp", 1)
     plan.setdefault("dp", question.cluster.gpus // used)
-    return explain(
-        FullModel.of(stack), question.model, question.cluster, question.workload, Plan(**plan)
-    )
+    return explain(FullModel.of(stack), question.model, question.cluster, question.workload, Plan(**plan))
 
 
 def layers(question: SimpleNamespace, *, stack: str = STACK, **plan: Any) -> list[SimpleNamespace]:
@@ -81,8 +79,9 @@ def layers(question: SimpleNamespace, *, stack: str = STACK, **plan: Any) -> lis
     used = plan.get("tp", 1) * plan.get("cp", 1) * plan.get("pp", 1)
     plan.setdefault("dp", question.cluster.gpus // used)
     context = Context(
-        model=question.model, cluster=question.cluster, workload=question.workload, plans=Plans.of(Plan(**plan)),
-        stack=load_stack(stack).for_precision(question.workload.precision), profile=profile_of(question.cluster.gpu),
+        model=question.model, cluster=question.cluster, workload=question.workload,
+        plans=Plans.of(Plan(**plan)), profile=profile_of(question.cluster.gpu),
+        stack=load_stack(stack).for_precision(question.workload.precision),
     )  # fmt: skip
     priced = price_layers(context)
     at = int(priced.of_plan[0])
@@ -92,7 +91,8 @@ def layers(question: SimpleNamespace, *, stack: str = STACK, **plan: Any) -> lis
 
     return [
         SimpleNamespace(
-            kind=kind, parts=row(a.parts), forward=row(t.forward), backward=row(t.backward), hidden=row(t.hidden),
+            kind=kind, parts=row(a.parts), forward=row(t.forward), backward=row(t.backward),
+            hidden=row(t.hidden),
             **row({"kept": a.kept, "full": a.full, "input": a.input, "host": t.host, "whole": t.whole}),
         )
         for kind, a, t in zip(context.kinds, priced.activations, priced.times, strict=True)
@@ -206,7 +206,9 @@ def lines(
         f"{name}: " + ", ".join(f"{a:,g} {float(v):,.4g}" for a, v in zip(x, values, strict=True))
         for name, values in series.items()
     )
-    return canvas("lines", body, swatches, height=base + 42 + height, title=title, desc=f"{up}, {across}. {told}.")
+    return canvas(
+        "lines", body, swatches, height=base + 42 + height, title=title, desc=f"{up}, {across}. {told}."
+    )
 
 
 def bars(rows: Mapping[str, Mapping[str, float]], *, unit: str, title: str) -> Html:

@@ -1,9 +1,11 @@
-"""Directives and a role whose content meshplan works out when the site is built.
+"""Directives and roles whose content meshplan works out when the site is built.
 
 ``{run} meshplan …`` runs a command and shows what it prints; ``{write} NAME`` shows a file and puts it
-into the page's folder, where its commands run; ``{setup}`` runs Python and shows nothing; ``{python}``
-shows Python and what it prints; ``{picture}`` draws the picture its last line names; the role ``{v}``
-is the value of an expression, ``{f}`` links a function of meshplan. A page has one namespace, which starts with the words of ``figures``.
+into the page's folder, where its commands run; ``{sample} NAME`` puts one of ``tools/samples`` there and
+``{show-file} NAME`` shows one that a command wrote. ``{setup}`` runs Python and shows nothing;
+``{python}`` shows Python and what it prints; ``{picture}`` draws the picture its last line makes. The role
+``{v}`` is the value of an expression, ``{f}`` links a function of meshplan. ``{exercise}`` and ``{answer}``
+hold text. A page has one namespace, which starts with the words of ``figures``.
 """
 
 from __future__ import annotations
@@ -102,7 +104,7 @@ class Run(Live):
                 raise self.error(f"{command} does not print {start!r}")
             text = text[text.rfind("\n", 0, found) + 1 :]
         text = ("…\n" if start is not None else "") + _part(text, self.options.get("lines"))
-        return [self.shown(f"$ {command}\n{text}", "console")]
+        return [self.shown(f"$ {command}\n{text}", "text")]
 
 
 def _part(text: str, wanted: str | None) -> str:
@@ -247,7 +249,11 @@ class Answer(SphinxDirective):
         self.state.nested_parse(self.content, self.content_offset, body)
         word = self.word[_language(self.env.docname)]
         head = f'<details class="answer"><summary>{word}</summary>'
-        return [nodes.raw("", head, format="html"), *body.children, nodes.raw("", "</details>", format="html")]
+        return [
+            nodes.raw("", head, format="html"),
+            *body.children,
+            nodes.raw("", "</details>", format="html"),
+        ]
 
 
 def _language(page: str) -> str:

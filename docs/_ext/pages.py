@@ -30,12 +30,13 @@ def _page(app: Sphinx, page: str, template: str, context: dict[str, Any], tree: 
     chinese = page.startswith("zh/")
     if chinese:
         context["language"] = "zh-CN"
-    other, name, code = (page.removeprefix("zh/"), "English", "en") if chinese else (f"zh/{page}", "中文", "zh-CN")
+    other, name, code = (
+        (page.removeprefix("zh/"), "English", "en") if chinese else (f"zh/{page}", "中文", "zh-CN")
+    )
     if "body" in context and other in app.env.found_docs:
         link = context["pathto"](other)
-        context["body"] = (
-            f'<p class="language"><a href="{link}" hreflang="{code}" lang="{code}">{name}</a></p>{context["body"]}'
-        )
+        anchor = f'<a href="{link}" hreflang="{code}" lang="{code}">{name}</a>'
+        context["body"] = f'<p class="language">{anchor}</p>{context["body"]}'
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -54,7 +54,8 @@ class Commands(SphinxDirective):
     def _command(self, *words: str) -> list[nodes.Node]:
         text, panels = help_of(*words)
         title = " ".join(words)
-        section = nodes.section(ids=[make_id(self.env, self.state.document, "", f"meshplan-{'-'.join(words)}")])
+        name = f"meshplan-{'-'.join(words)}"
+        section = nodes.section(ids=[make_id(self.env, self.state.document, "", name)])
         section += nodes.title(title, "", nodes.literal(f"meshplan {title}", f"meshplan {title}"))
         usage, *paragraphs = [" ".join(part.split()) for part in text.strip().split("\n\n") if part.strip()]
         usage = usage.removeprefix("Usage: ")
