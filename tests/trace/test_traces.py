@@ -245,7 +245,7 @@ def test_the_command_and_an_estimate_beside_it(tmp_path):
     done = run("trace", str(tmp_path), "--against", str(tmp_path / "estimate.json"), "--json")
     assert done.returncode == 0, done.stderr
     data = json.loads(done.stdout)
-    assert data["against"]["sentence"] == "the estimate is 10% low, 10% of the step being idle"
+    assert data["against"]["sentence"] == "your estimate was 10 % low, 10 of it idle"
     shown = run("trace", str(tmp_path))
     assert "matmul" in shown.stdout
     assert "40.0 ms" in shown.stdout

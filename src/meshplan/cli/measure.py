@@ -14,6 +14,7 @@ from meshplan.cli.estimate import PlanFlags, plan_of
 from meshplan.cli.flags import ClusterFlags, SpaceFlags, WorkloadFlags, given
 from meshplan.cli.help import HelpFormatter
 from meshplan.cli.options import Count, Json, OptionalCount
+from meshplan.cli.output import write_file
 from meshplan.cli.plan_text import read_plan
 from meshplan.cli.question import Question, question
 from meshplan.cluster.presets import cluster_of
@@ -23,12 +24,14 @@ from meshplan.cost.models import cost_model_named
 from meshplan.errors import InputError
 from meshplan.files import write_text
 from meshplan.measure.cut import with_layers
+from meshplan.measure.engines import CommandEngine, Engine, ReferenceEngine, TorchtitanEngine, words_of
 from meshplan.measure.executable import reasons
 from meshplan.measure.needs import need_torch
 from meshplan.model.load import load_model
 from meshplan.plan.plans import DEFAULT_ORDER, Plan, Plans
 from meshplan.plan.space import Space
 from meshplan.plan.workload import Workload
+from meshplan.report.measure_html import measured_html
 from meshplan.report.measure_view import measured_data, measured_text, plan_label
 from meshplan.report.screen import Screen
 
@@ -60,8 +63,25 @@ def measure(
     ] = True,
     limit: Annotated[Count, Parameter(metavar="SECONDS", help="After this a run counts as hung.")] = 300,
     out: Annotated[Path, Parameter(metavar="FOLDER", help="Runs and results.jsonl; resumed.")] = Path("runs"),
+    engine: Annotated[Literal["reference", "torchtitan", "command"], Parameter(metavar="NAME")] = "reference",
+    command: Annotated[
+        str,
+        Parameter(
+            metavar="LINE",
+            help="Engine command: the launch line, {folder} {ranks} {tp} … filled in; torchtitan: flags.",
+        ),
+    ] = "",
+    traces: Annotated[
+        str, Parameter(metavar="FOLDER", help="Where the command leaves its traces.")
+    ] = "{folder}",
+    launcher: Annotated[Literal["local", "slurm"], Parameter(metavar="NAME")] = "local",
+    sbatch: Annotated[str, Parameter(metavar="FLAGS", help="Of launcher slurm: '--partition=gpu …'.")] = "",
+    nodes: Annotated[Count, Parameter(help="Hosts; launcher local: start the same command on each.")] = 1,
+    node_rank: Annotated[int, Parameter(help="Which of the hosts this is, from 0.")] = 0,
+    address: Annotated[str, Parameter(metavar="HOST:PORT", help="Where the hosts meet: host 0's.")] = "",
     device: Annotated[Literal["auto", "cpu", "cuda"], Parameter(metavar="NAME")] = "auto",
     stack: Annotated[str, Parameter(metavar="NAME")] = "torchtitan",
+    html: Annotated[Path | None, Parameter(metavar="FILE", help="The answer as one HTML page too.")] = None,
     json_: Json = False,
     download: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
@@ -71,10 +91,17 @@ def measure(
     with one process before anything is timed. Every run is a folder and a line of results.jsonl. With a
     cluster given, the estimate stands beside. Exit code 3: no plan ran, or the machine cannot run any.
 
+    Across hosts (--nodes, --node-rank, --address) the folder must be one that all of them share.
+
     Parameters
     ----------
     model
         A preset (see `meshplan models`), a config.json or its folder, or a name on the hub.
+    engine
+        reference (meshplan's own decoder), torchtitan (with the configuration that `meshplan export` writes)
+        or command (any line of yours; its traces are read).
+    launcher
+        local (torchrun here) or slurm (a generated sbatch script).
     device
         auto (a GPU where there is one), cpu or cuda.
     stack
@@ -82,33 +109,47 @@ def measure(
     download
         Fetch the config.json of an unknown model from the Hugging Face hub.
     """
-    need_torch("measure")
-    from meshplan.measure.launch import LocalLauncher
+    if engine != "command":
+        need_torch("measure")
     from meshplan.measure.specs import RunSpec
     from meshplan.measure.summary import summarise
-    from meshplan.measure.sweep import Sweep
+    from meshplan.measure.sweep import Sweep, follow
 
+    if nodes > 1 and launcher == "local" and not address:
+        raise InputError("--nodes needs --address HOST:PORT, where the hosts meet")
+    how = launchers(launcher, engine, nodes=nodes, node_rank=node_rank, address=address, sbatch=sbatch)
+    say = _say
+    if node_rank > 0:
+        follow(out, how, say, limit_s=float(limit))
+        return 0
     full = FullModel(stack=load_stack(stack))
     machine = cluster or ClusterFlags()
     cut = with_layers(load_model(model, download=download), layers)
     work = _workload(workload or WorkloadFlags(), device)
     asked = _question(cut, machine, work)
-    plans = [_plan(text, cut, work, asked) for text in plan] or _best(full, asked, top)
+    plans = [_plan(text, cut, work, asked, engine) for text in plan] or _best(full, asked, top, engine)
     specs = tuple(
         RunSpec(
             model=cut, workload=work, plan=p, label=plan_label(p), order=order, steps=steps,
-            profiled=2 if profile else 0, check=check, device=device,
+            profiled=2 if profile else 0, check=check and engine == "reference", device=device,
+            engine=engine, command=command,
         )
         for p, order in plans
     )  # fmt: skip
-    sweep = Sweep(specs=specs, folder=out, launcher=LocalLauncher(), rounds=rounds, limit_s=float(limit))
-    _warn(specs, device)
-    results = sweep.run(lambda text: print(text, file=sys.stderr))
+    trainer = engines(engine, command, traces, model, asked, layers)
+    sweep = Sweep(
+        specs=specs, folder=out, launcher=how, rounds=rounds, limit_s=float(limit), engine=trainer,
+        announce=nodes > 1 and launcher == "local",
+    )  # fmt: skip
+    _warn(specs, device, nodes)
+    results = sweep.run(say)
     found = summarise(results)
     by_key = {s.key: s for s in specs}
     priced = {m.key: _price(full, asked, by_key[m.key]) for m in found} if asked else {}
     data: dict[str, Any] = measured_data(found, results, priced, out)
     write_text(out / "summary.json", json.dumps(data, indent=2) + "\n")
+    if html is not None:
+        write_file(html, measured_html(data))
     if json_:
         print(json.dumps(data, indent=2, allow_nan=False))
     else:
@@ -132,7 +173,9 @@ def _question(model: Any, machine: ClusterFlags, work: Workload) -> Question | N
     return replace(asked, model=model)
 
 
-def _plan(text: str, model: Any, work: Workload, asked: Question | None) -> tuple[Plan, tuple[str, ...]]:
+def _plan(
+    text: str, model: Any, work: Workload, asked: Question | None, engine: str
+) -> tuple[Plan, tuple[str, ...]]:
     told = read_plan(text, PlanFlags())
     told.dp = told.dp or (
         asked.cluster.gpus // ((told.tp or 1) * (told.cp or 1) * (told.pp or 1)) if asked else 1
@@ -145,19 +188,25 @@ def _plan(text: str, model: Any, work: Workload, asked: Question | None) -> tupl
         )  # fmt: skip
     chosen = plan_of(told, asked, torch=True)
     why = next(reasons(model, work, chosen), None)
-    if why is not None:
+    if why is not None and engine == "reference":
         raise InputError(f"--plan {text}: the reference engine cannot run this: {why}")
     return chosen, told.order or DEFAULT_ORDER
 
 
-def _best(full: FullModel, asked: Question | None, top: int | None) -> list[tuple[Plan, tuple[str, ...]]]:
+def _best(
+    full: FullModel, asked: Question | None, top: int | None, engine: str
+) -> list[tuple[Plan, tuple[str, ...]]]:
     """The best plans of a search that the engine can run."""
     if top is None or asked is None:
         raise InputError("give plans with --plan, or --top with a cluster (--gpu and --gpus, or --cluster)")
     from meshplan.search.search import search
 
     ranking = search(asked.model, asked.cluster, asked.workload, space=asked.space, cost_model=full)
-    runs = [p for p in ranking if next(reasons(asked.model, asked.workload, p), None) is None]
+    runs = [
+        p
+        for p in ranking
+        if engine != "reference" or next(reasons(asked.model, asked.workload, p), None) is None
+    ]
     if not runs:
         raise InputError("no plan of the search is one that the reference engine can run")
     return [(p, DEFAULT_ORDER) for p in runs[:top]]
@@ -172,10 +221,59 @@ def _price(full: FullModel, asked: Question, spec: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _warn(specs: tuple[Any, ...], device: str) -> None:
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def launchers(name: str, engine: str, *, nodes: int, node_rank: int, address: str, sbatch: str) -> Any:
+    """The launcher of that name. Raises ``InputError`` for what does not go together."""
+    from meshplan.measure.launch import LocalLauncher, PlainLauncher
+    from meshplan.measure.slurm import SlurmLauncher
+
+    if engine == "command":
+        if name == "slurm" or nodes > 1:
+            raise InputError("engine command launches by itself: put srun or torchrun into --command")
+        return PlainLauncher()
+    if name == "slurm":
+        return SlurmLauncher(nodes=nodes, options=tuple(words_of(sbatch)))
+    if nodes > 1 and engine != "reference":
+        raise InputError("across hosts --launcher local runs the reference engine; use --launcher slurm")
+    return LocalLauncher(nodes=nodes, node_rank=node_rank, address=address)
+
+
+def engines(
+    name: str, command: str, traces: str, model: str, asked: Question | None, layers: int | None
+) -> Engine:
+    """The engine of that name. Raises ``InputError`` for what it lacks."""
+    if name == "command":
+        if not command:
+            raise InputError("engine command needs --command LINE, the line that trains a plan")
+        return CommandEngine(line=command, traces=traces)
+    if name == "reference":
+        return ReferenceEngine()
+    from importlib.util import find_spec
+
+    if find_spec("torchtitan") is None:
+        raise InputError("engine torchtitan needs torchtitan, which is not installed; pip install torchtitan")
+    if layers is not None:
+        raise InputError("--layers is of the reference engine; torchtitan trains the models it knows")
+
+    def job(spec: Any) -> Any:
+        from meshplan.export.launch import Job
+        from meshplan.plan.rules import Setting
+
+        gpus = spec.plan.gpus
+        machine = asked.cluster if asked else cluster_of(GPU, gpus, gpus_per_node=gpus)
+        setting = Setting(model=spec.model, cluster=machine, workload=spec.workload)
+        return Job(setting=setting, plan=spec.plan, order=spec.order, asked_model=model)
+
+    return TorchtitanEngine(job=job, extra=tuple(words_of(command)))
+
+
+def _warn(specs: tuple[Any, ...], device: str, nodes: int) -> None:
     import os
 
-    cores, most = os.cpu_count() or 1, max(s.plan.gpus for s in specs)
+    cores, most = os.cpu_count() or 1, max(s.plan.gpus for s in specs) // nodes
     if device != "cuda" and shutil.which("nvidia-smi") is None and most > cores:
         print(
             f"warning: {most} ranks on {cores} cores take turns; their times say little of a network",

@@ -24,7 +24,12 @@ SUFFIXES = (".json", ".json.gz", ".pt.trace.json", ".pt.trace.json.gz")
 def trace(
     *files: Path,
     against: Annotated[
-        str | None, Parameter(metavar="FILE", help="An estimate (`meshplan estimate --json`) to hold beside.")
+        str | None,
+        Parameter(
+            name=("--against", "--plan"),
+            metavar="FILE",
+            help="An estimate (`meshplan estimate --json`) of the plan to hold beside.",
+        ),
     ] = None,
     json_: Json = False,
 ) -> int:

@@ -81,6 +81,22 @@ class LocalLauncher:
             return watch(self.command(processes, program), out, env, limit_s=limit_s)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlainLauncher:
+    """The program is a whole command line, run as it is."""
+
+    env: dict[str, str] = field(default_factory=dict)
+
+    def command(self, processes: int, program: Sequence[str]) -> list[str]:
+        """The line itself."""
+        return list(program)
+
+    def run(self, processes: int, program: Sequence[str], log: Path, *, limit_s: float) -> Ended:
+        """Run to the end or the limit."""
+        with writing(log), log.open("wb") as out:
+            return watch(program, out, {**os.environ, **self.env}, limit_s=limit_s)
+
+
 def watch(command: Sequence[str], out: object, env: dict[str, str], *, limit_s: float) -> Ended:
     """Run one command in a session of its own until it ends or ``limit_s`` passed."""
     started = monotonic()

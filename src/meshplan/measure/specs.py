@@ -39,6 +39,9 @@ class RunSpec:
     check: bool = True
     """Compare loss and gradients with one process first."""
     device: str = "auto"
+    engine: str = "reference"
+    command: str = ""
+    """The user's launch line or flags, where the engine takes some."""
 
     @property
     def key(self) -> str:

@@ -19,6 +19,7 @@ _OF_ESTIMATE = {
     "head and loss": "matmul", "recompute": "matmul", "host": "host", "step overhead": "host",
     "imbalance": "pp", "bubble": "pp", "pp": "pp", "tp": "tp", "cp": "cp", "ep": "ep", "dp": "dp",
 }  # fmt: skip
+_GROUPS = ("tp", "cp", "ep", "dp", "pp")
 _OF_GROUP = {"shard": "dp", "replica": "dp", "edp": "dp", "etp": "tp"}
 
 
@@ -61,17 +62,24 @@ def compare(parts: Mapping[str, float], estimate: Mapping[str, Any]) -> dict[str
     Waiting for another stage (bubble, imbalance) shows in a trace as point-to-point time: both are ``pp``.
     """
     seen: dict[str, float] = {}
+    largest: dict[str, tuple[float, str]] = {}
     for name, value in parts.items():
-        key = name.split(" ")[0]
+        key, _, kind = name.partition(" ")
         key = _OF_GROUP.get(key, key)
         seen[key] = seen.get(key, 0.0) + value
+        largest[key] = max(largest.get(key, (0.0, "")), (value, kind))
     said: dict[str, float] = {}
     for name, value in estimate["time"].items():
         key = _OF_ESTIMATE.get(name, name)
         said[key] = said.get(key, 0.0) + float(value)
     step = sum(seen.values())
     rows = [
-        {"part": k, "measured_s": seen.get(k, 0.0), "estimated_s": said.get(k, 0.0)}
+        {
+            "part": k,
+            "mostly": largest.get(k, (0.0, ""))[1],
+            "measured_s": seen.get(k, 0.0),
+            "estimated_s": said.get(k, 0.0),
+        }
         for k in dict.fromkeys((*seen, *said))
         if seen.get(k, 0.0) + said.get(k, 0.0) > 0
     ]
@@ -82,14 +90,23 @@ def compare(parts: Mapping[str, float], estimate: Mapping[str, Any]) -> dict[str
 
 
 def sentence(measured: float, estimated: float, rows: list[dict[str, Any]]) -> str:
-    """``the estimate is 8 % low, 6 of it tp``."""
+    """``your estimate was 8 % low, 6 of it TP all-gather``: the part that is furthest off to that side, named
+    by its longest transfer, in per cent of the measured step."""
     off = estimated / measured - 1
     if abs(off) < 0.005:
-        return "the estimate is right to half a per cent"
+        return "your estimate was right to half a per cent"
     side = "low" if off < 0 else "high"
-    gaps = [(r["part"], (r["estimated_s"] - r["measured_s"]) / measured) for r in rows]
-    part, most = (min if off < 0 else max)(gaps, key=lambda g: g[1])
-    return f"the estimate is {abs(off):.0%} {side}, {abs(most):.0%} of the step being {part}"
+    gaps = [(r, (r["estimated_s"] - r["measured_s"]) / measured) for r in rows]
+    row, most = (min if off < 0 else max)(gaps, key=lambda g: g[1])
+    part = row["part"].upper() if row["part"] in _GROUPS else row["part"]
+    part = f"{part} {row['mostly']}".strip()
+    whole, share = 100 * abs(off), 100 * abs(most)
+    if share > 1.05 * whole:
+        return (
+            f"your estimate was {whole:.0f} % {side}: {part} {share:.0f} % of the step too"
+            f" {'little' if off < 0 else 'much'}, other parts the other way"
+        )
+    return f"your estimate was {whole:.0f} % {side}, {share:.0f} of it {part}"
 
 
 def trace_text(data: Mapping[str, Any], screen: Screen) -> str:
