@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -34,6 +35,7 @@ def load(name: str) -> ModuleType:
 
 
 commands = load("commands")
+FENCE = commands.FENCE
 
 
 def left_out(command: str) -> bool:
@@ -79,6 +81,22 @@ def test_every_command_runs(page: str, tmp_path: Path) -> None:
             assert start is None or start in found.text, (command, start)
             ran += 1
     assert ran or all(map(left_out, shown(page)))
+
+
+def test_commands_named_in_the_text_exist_and_run(tmp_path: Path) -> None:
+    named = {
+        " ".join(found.split())
+        for page in PAGES
+        for found in re.findall(
+            r"`(meshplan [^`]+)`", FENCE.sub("", (DOCS / page).read_text(encoding="utf-8"))
+        )
+    }
+    assert {command.split()[1] for command in named} <= {command.name for command in COMMANDS} | {"COMMAND"}
+    whole = [c for c in named if "…" not in c and "COMMAND" not in c and not left_out(c)]
+    runs = [c for c in whole if len(c.split()) > 2 or c.split()[1] in ("models", "rules", "handbook")]
+    assert len(runs) >= 4
+    for command in runs:
+        assert commands.run(command, tmp_path).code == 0, command
 
 
 def test_a_page_that_is_wrong_is_found(tmp_path: Path) -> None:
