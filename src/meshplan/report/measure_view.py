@@ -198,7 +198,7 @@ def _measured(m: Measured, estimate: Mapping[str, Any] | None, folder: Path) -> 
         k: None if isinstance(v, float) and math.isnan(v) else v for k, v in asdict(m).items()
     }
     found["estimate"] = estimate
-    traces = sorted((folder / m.folder).glob("trace-*.json.gz")) if m.outcome == "ok" else []
+    traces = sorted((folder / m.folder).glob("trace-*.json*")) if m.outcome == "ok" else []
     if traces:
         parts = read_traces(traces)
         whole = sum(parts.average().values())
