@@ -24,8 +24,10 @@ from meshplan.validation.run import price_cases
 
 BOUNDS = {
     "matmul": (0.4, 1.0),
+    "grouped_rate": (0.1, 1.0),
     "attention_rate": (0.3, 1.0),
     "memory_rate": (0.3, 1.0),
+    "permute_rate": (0.1, 0.8),
     "network_rate": (0.2, 1.0),
     "scaleup_rate": (0.2, 1.0),
     "tp_exposed": (0.1, 1.0),
@@ -34,6 +36,7 @@ BOUNDS = {
     "cast_share": (0.0, 1.0),
     "host_layer_s": (0.0, 20e-3),
     "host_moe_s": (0.0, 20e-3),
+    "host_overlap": (1.0, 3.0),
     "host_backward": (0.5, 3.0),
     "host_tp_s": (0.0, 3e-3),
     "host_micro_s": (0.0, 50e-3),

@@ -179,9 +179,12 @@ def read_moe(f: Fields, experts: Experts, gated: bool) -> Moe:
         shared = width * f.integer(experts.shared_count, default=0, low=0, high=1024)
     elif experts.shared_width:
         shared = f.integer(experts.shared_width, default=0, low=0)
+    groups = f.integer("n_group", default=1, low=0, high=count) or 1
     return Moe(
         experts=count,
         topk=topk,
+        groups=groups,
+        groups_used=min(f.integer("topk_group", default=1, low=0, high=count) or 1, groups),
         width=width,
         gated=gated,
         bias=experts.bias,

@@ -144,6 +144,10 @@ class Moe:
     """One bias an expert in the router that counts as a parameter (gpt-oss)."""
     balance_bias: bool = False
     """One bias an expert, adjusted without gradient to balance the load (DeepSeek-V3): a buffer."""
+    groups: int = 1
+    """Groups of experts that routing first chooses among (``n_group`` of DeepSeek-V3)."""
+    groups_used: int = 1
+    """How many of them a token may use (``topk_group``)."""
     router_extra: int = 0
     """Further weights of the router (Gemma 4: a scale of its input and one for each expert)."""
 

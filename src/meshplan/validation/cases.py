@@ -52,6 +52,10 @@ MODULES = {
     "core_attn": Recompute.CORE_ATTN,
 }
 
+EP_LEFT = 0.07 + 0.93 * 20 / 132
+"""Share of the all-to-all's time that a step is longer where it runs under another micro-batch: 7 % is not
+hidden (arXiv 2603.07685), and while the rest runs it holds 20 of an H100's 132 SMs (DeepEP)."""
+
 
 class SkippedError(Exception):
     """A row that cannot be evaluated; the message is the reason rows are counted under, ``column`` the
@@ -319,15 +323,13 @@ def _noted_nic(row: Row) -> float | None:
 
 def switches(row: Row, source: Source) -> Stack:
     """The source's stack with what the row's own notes switch on or off."""
-    stack = load_stack(source.stack)
+    stack = _dispatch(load_stack(source.stack), row, source)
     if noted(row, r"cuda_graph=full|full CUDA graph|perf recipe"):
         stack = replace(stack, cuda_graph="full")
     elif noted(row, r"cuda_graph=|partial CUDA graph"):
         stack = replace(stack, cuda_graph="partial")
-    if noted(row, r"hybridep|deepep"):
-        stack = replace(stack, dispatcher="dedup")
-    if noted(row, r"moe_a2a_overlap"):
-        stack = replace(stack, ep_exposed=min(stack.ep_exposed, 0.1))
+    elif source.cuda_graph:
+        stack = replace(stack, cuda_graph=source.cuda_graph)
     if row.text["source"].startswith("MBridge") and row.whole("experts", 0):
         stack = replace(stack, optimizer_bytes=8.0)  # the MoE recipes keep bf16 Adam moments
     if (
@@ -344,4 +346,20 @@ def switches(row: Row, source: Source) -> Stack:
         stack = replace(stack, loss_bytes=2.0, loss_traffic=10.0)
     if noted(row, r"no TP/PP comm overlap|no TP userbuffer"):
         stack = replace(stack, tp_exposed=1.0)
+    return stack
+
+
+def _dispatch(stack: Stack, row: Row, source: Source) -> Stack:
+    """``stack`` with what the row's notes or the source's recipes say of experts."""
+    if source.grouped:
+        stack = replace(stack, grouped=source.grouped)
+    if noted(row, r"hybridep|deepep"):
+        stack = replace(stack, dispatcher="dedup")
+    elif source.dispatcher and not noted(row, r"dispatcher="):
+        stack = replace(stack, dispatcher=source.dispatcher)
+    if source.overlaps_experts or noted(row, r"moe_a2a_overlap"):
+        stack = replace(stack, ep_exposed=EP_LEFT, overlaps_experts=True)
+    scope = re.search(r"(linears|grouped)$", row.text["precision"])
+    if scope:
+        stack = replace(stack, low_precision="linears" if scope.group(1) == "linears" else "experts")
     return stack

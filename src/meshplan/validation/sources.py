@@ -29,6 +29,14 @@ class Source:
     """What the source's peak memory is where the row does not say."""
     recompute: str = ""
     """What the source's defaults recompute where the row does not say: ``operators``, or nothing known."""
+    dispatcher: str = ""
+    """The experts' dispatcher that the source's recipes switch on, where the row does not say."""
+    cuda_graph: str = ""
+    """The same of CUDA graphs."""
+    overlaps_experts: bool = False
+    """Whether they run the all-to-all under another micro-batch."""
+    grouped: str = ""
+    """How they multiply experts, where not as the stack does."""
     skip: str = ""
     why: str = ""
 

@@ -83,8 +83,20 @@ class Traffic:
 
     forward: Floats
     backward: Floats
+    reordered: Floats
+    """Bytes each way of bringing a MoE layer's tokens in order, as if read at HBM's full rate."""
     kernels: float
     """Launched in forward; backward launches about twice as many."""
+
+
+def reordering(stack: Stack) -> float:
+    """Bytes of HBM's time that a feature of a routed token costs, each way, to be put in order.
+
+    An all-to-all permutes before sending, sorts by expert after it, and undoes both on the way back: four
+    reads and writes of 2 bytes. DeepEP and HybridEP do the first while sending: two.
+    """
+    passes = 2.0 if stack.dispatcher == "dedup" else 4.0
+    return passes * 4.0 / stack.permute_rate
 
 
 def element_traffic(layer: Layer, hidden: int, keys: LayerKeys, stack: Stack) -> Traffic:
@@ -92,14 +104,15 @@ def element_traffic(layer: Layer, hidden: int, keys: LayerKeys, stack: Stack) ->
     read or a write of bf16 is 2 bytes.
 
     Norm: read, write (4 forward; 6 backward). Residual add (with dropout's mask): 6. SwiGLU: reads two,
-    writes one (6; backward 10); GeLU 4 and 6. Rotary: 4 a feature of q and k. Permute and unpermute
-    of MoE tokens: read and write each. Unfused stacks run bias, activation, dropout and add apart and
-    pass each tensor about once more for each.
+    writes one (6; backward 10); GeLU 4 and 6. Rotary: 4 a feature of q and k. MoE tokens are put in
+    order for their experts and back (``reordering``). Unfused stacks run bias, activation, dropout and
+    add apart and pass each tensor about once more for each.
     """
     tokens, t, sigma = keys.tokens, keys.tp.astype(np.float64), keys.stream_share
     extra = 0.0 if stack.fused else 1.0
     forward = np.zeros(len(keys))
     backward = np.zeros(len(keys))
+    reordered = np.zeros(len(keys))
     drop = 1.0 if stack.dropout else 0.0
     norm_passes = layer.norms * hidden * sigma
     adds = (int(layer.attention is not None) + int(layer.mlp is not None)) * hidden * sigma
@@ -126,12 +139,16 @@ def element_traffic(layer: Layer, hidden: int, keys: LayerKeys, stack: Stack) ->
     elif isinstance(mlp, Moe):
         routed = mlp.topk * sigma * stack.moe_imbalance
         wide = mlp.width * routed
-        forward += wide * (6 if mlp.gated else 4) + 8 * hidden * routed + 16 * mlp.experts * sigma
-        backward += wide * (10 if mlp.gated else 6) + 8 * hidden * routed + 16 * mlp.experts * sigma
+        reordered += reordering(stack) * hidden * routed
+        forward += wide * (6 if mlp.gated else 4) + 16 * mlp.experts * sigma
+        backward += wide * (10 if mlp.gated else 6) + 16 * mlp.experts * sigma
         if mlp.shared_width:
             shared = mlp.shared_width / t
             forward += shared * (6 if mlp.gated else 4)
             backward += shared * (10 if mlp.gated else 6)
     kernels = layer.norms + 4.0 + (8.0 if isinstance(mlp, Moe) else 1.0) + 8.0 * extra
     wide_by = keys.element_bytes / 2.0
-    return Traffic(forward=forward * tokens * wide_by, backward=backward * tokens * wide_by, kernels=kernels)
+    scale = tokens * wide_by
+    return Traffic(
+        forward=forward * scale, backward=backward * scale, reordered=reordered * scale, kernels=kernels
+    )

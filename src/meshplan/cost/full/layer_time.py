@@ -66,9 +66,16 @@ def kernel_dtype(precision: str, stack: Stack) -> str:
     return {"fp16": "bf16", "fp32": "tf32"}.get(precision, precision)
 
 
-def _seconds(gemm: Gemm, profile: Profile, dtype: str, *, transpose: str = "forward") -> Floats:
+def is_low(gemm: Gemm, stack: Stack) -> bool:
+    """Whether a product runs in the workload's precision where that is below bf16."""
+    only = {"all": True, "experts": gemm.name.startswith("experts")}
+    only["linears"] = not only["experts"]
+    return only[stack.low_precision] and not gemm.high_precision
+
+
+def _seconds(gemm: Gemm, profile: Profile, dtype: str, stack: Stack, *, transpose: str = "forward") -> Floats:
     """One product: forward (m, n, k), input gradient (m, k, n) or weight gradient (n, k, m)."""
-    dtype = "bf16" if gemm.high_precision else dtype
+    dtype = dtype if is_low(gemm, stack) else "bf16"
     weight = transpose == "weight"
     out_bytes = 8.0 if weight else 2.0
     m, n, k = gemm.m, gemm.n, gemm.k
@@ -80,10 +87,25 @@ def _seconds(gemm: Gemm, profile: Profile, dtype: str, *, transpose: str = "forw
     if not gemm.name.startswith("experts"):
         return np.asarray(one)
     grouped = grouped_gemm_seconds(
-        profile, m, gemm.batch, n, k, dtype=dtype, out_bytes=out_bytes, weight_gradient=weight
+        profile,
+        m,
+        gemm.batch,
+        n,
+        k,
+        dtype=dtype,
+        out_bytes=out_bytes,
+        weight_gradient=weight,
+        kernel="streams" if stack.grouped == "streams" else "fused",
     )
     # Few large experts: one product after the other is faster than one grouped kernel.
-    return np.asarray(np.minimum(grouped, gemm.batch * one))
+    return np.asarray(np.minimum(grouped, gemm.batch * one) / stack.grouped_rate)
+
+
+def _products(gemms: list[Gemm], keys: LayerKeys, profile: Profile, stack: Stack, which: str) -> Floats:
+    """Seconds of ``gemms`` in a row: ``forward``, or the gradient of ``input`` or ``weight``."""
+    dtype = kernel_dtype(keys.precision, stack)
+    seconds = (_seconds(g, profile, dtype, stack, transpose=which) for g in gemms)
+    return np.asarray(sum(seconds, np.zeros(len(keys))) / stack.matmul)
 
 
 def attention_core(layer: Layer, keys: LayerKeys, profile: Profile, stack: Stack) -> tuple[Floats, Floats]:
@@ -171,33 +193,18 @@ def layer_time(
 ) -> LayerTime:
     """The price of ``layer`` for every key; ``core``: seconds of its softmax attention both ways."""
     gemms = [*attention_gemms(layer, hidden, keys), *mlp_gemms(layer, hidden, keys, stack)]
-    rate = stack.matmul
-    mm_f = (
-        sum((_seconds(g, profile, kernel_dtype(keys.precision, stack)) for g in gemms), np.zeros(len(keys)))
-        / rate
-    )
-    mm_i = (
-        sum(
-            (_seconds(g, profile, kernel_dtype(keys.precision, stack), transpose="input") for g in gemms),
-            np.zeros(len(keys)),
-        )
-        / rate
-    )
-    mm_w = (
-        sum(
-            (_seconds(g, profile, kernel_dtype(keys.precision, stack), transpose="weight") for g in gemms),
-            np.zeros(len(keys)),
-        )
-        / rate
-    )
+    mm_f = _products(gemms, keys, profile, stack, "forward")
+    mm_i = _products(gemms, keys, profile, stack, "input")
+    mm_w = _products(gemms, keys, profile, stack, "weight")
     att_f, att_b = core
     traffic = element_traffic(layer, hidden, keys, stack)
     el_f = membound_seconds(profile, traffic.forward, kernels=traffic.kernels) / stack.memory_rate
     el_b = membound_seconds(profile, traffic.backward, kernels=2 * traffic.kernels) / stack.memory_rate
+    order = traffic.reordered / profile.gpu.hbm_bandwidth
     gaps = (
         stack.kernel_gap_s * (traffic.kernels + len(gemms) + 3) * (0.0 if stack.cuda_graph == "full" else 1.0)
     )
-    el_f, el_b = el_f + gaps, el_b + 2 * gaps
+    el_f, el_b = el_f + order + gaps, el_b + order + 2 * gaps
     cast_f, cast_b = _casts(gemms, keys, profile, stack)
     el_f, el_b = el_f + cast_f, el_b + cast_b
     forward = {"matmul": mm_f, "attention": att_f, "elementwise": el_f}
@@ -222,9 +229,7 @@ def _casts(gemms: list[Gemm], keys: LayerKeys, profile: Profile, stack: Stack) -
     zero = np.zeros(len(keys))
     if keys.precision not in ("fp8", "mxfp8", "nvfp4"):
         return zero, zero
-    rows = [
-        (g, np.asarray(g.m * np.asarray(g.batch), dtype=np.float64)) for g in gemms if not g.high_precision
-    ]
+    rows = [(g, np.asarray(g.m * np.asarray(g.batch), dtype=np.float64)) for g in gemms if is_low(g, stack)]
     inputs = sum((quantise_seconds(profile, m * g.k, dtype=keys.precision) for g, m in rows), zero)
     outputs = sum((quantise_seconds(profile, m * g.n, dtype=keys.precision) for g, m in rows), zero)
     share = stack.cast_share / stack.memory_rate
@@ -233,18 +238,12 @@ def _casts(gemms: list[Gemm], keys: LayerKeys, profile: Profile, stack: Stack) -
 
 def _host_seconds(layer: Layer, keys: LayerKeys, stack: Stack) -> Floats:
     """Time the host needs to launch one forward pass. A collective waits for the slowest of tp hosts, so
-    its cost grows with them. A partial graph holds all but the experts."""
-    graph = stack.cuda_graph
-    share = {"none": 1.0, "partial": stack.partial_graph_host, "full": 0.0}[graph]
-    launch = np.full(len(keys), stack.host_layer_s)
-    experts = np.zeros(len(keys))
+    its cost grows with them."""
+    share = {"none": 1.0, "partial": stack.partial_graph_host, "full": 0.0}[stack.cuda_graph]
+    launch = stack.host_layer_s
     if isinstance(layer.mlp, Moe):
-        cut = stack.host_overlap if stack.overlaps_experts else 1.0
-        launch = np.full(len(keys), stack.host_moe_s * cut)
-        experts = stack.host_expert_s * layer.mlp.experts / keys.ep * cut
-    return np.asarray(
-        share * (launch + 2.0 * stack.host_tp_s * (keys.tp - 1)) + experts * (graph != "full")
-    )
+        launch = stack.host_moe_s * (stack.host_overlap if stack.overlaps_experts else 1.0)
+    return np.asarray(share * (launch + 2.0 * stack.host_tp_s * (keys.tp - 1)))
 
 
 def _selective(
@@ -267,12 +266,7 @@ def _selective(
 
     def matmuls(*prefixes: str) -> Floats:
         some = [g for g in gemms if g.name.startswith(prefixes)]
-        return (
-            sum(
-                (_seconds(g, profile, kernel_dtype(keys.precision, stack)) for g in some), np.zeros(len(keys))
-            )
-            / stack.matmul
-        )
+        return _products(some, keys, profile, stack, "forward")
 
     total += chosen(Recompute.CORE_ATTN) * att_f
     total += chosen(Recompute.MLA_UP_PROJ) * matmuls("q up", "kv up")

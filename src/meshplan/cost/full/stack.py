@@ -17,8 +17,10 @@ _DATA = "meshplan.cost"
 
 FITTED: Mapping[str, tuple[str, ...]] = {
     "matmul": ("matmul", "recompute", "head and loss"),
+    "grouped_rate": ("matmul",),
     "attention_rate": ("attention",),
     "memory_rate": ("elementwise", "optimizer", "head and loss"),
+    "permute_rate": ("elementwise",),
     "network_rate": ("tp", "cp", "ep", "dp", "pp"),
     "scaleup_rate": ("tp", "cp", "ep", "dp"),
     "tp_exposed": ("tp",),
@@ -28,7 +30,6 @@ FITTED: Mapping[str, tuple[str, ...]] = {
     "kernel_gap_s": ("elementwise",),
     "host_layer_s": ("host",),
     "host_moe_s": ("host",),
-    "host_expert_s": ("host",),
     "host_overlap": ("host",),
     "host_backward": ("host",),
     "host_tp_s": ("host",),
@@ -97,10 +98,17 @@ class Stack:
     """Master weight and two moments, for each parameter."""
     matmul: float = 1.0
     """*Fitted*: sustained matrix-multiply rate over the measured short-burst rate."""
+    grouped_rate: float = 1.0
+    """*Fitted*: rate of the experts' products over what their curve and ``matmul`` say."""
+    low_precision: str = "all"
+    """Which products run in a workload's fp8 or fp4: ``all``, the ``experts`` or the ``linears`` alone."""
     attention_rate: float = 1.0
     """*Fitted*: the same for attention kernels."""
     memory_rate: float = 1.0
     """*Fitted*: sustained share of HBM bandwidth in element-wise operators."""
+    permute_rate: float = 0.5
+    """*Fitted*: share of HBM bandwidth that gathering and scattering the rows of routed tokens reaches (0.5
+    measured on B200, 0.19 on A100: SimuMax, configs/system, commit 4dcaae5)."""
     network_rate: float = 1.0
     """*Fitted*: sustained share of the expected rate of collectives that cross nodes."""
     all_to_all_rate: float = 0.0
@@ -116,11 +124,10 @@ class Stack:
     host_layer_s: float = 0.5e-3
     """*Fitted*: seconds the host needs to launch one layer's forward pass."""
     host_moe_s: float = 1e-3
-    """*Fitted*: the same for a mixture-of-experts layer, its experts left out."""
-    host_expert_s: float = 0.0
-    """*Fitted*: seconds each expert of a rank costs on top: a product is launched for every one of them."""
+    """*Fitted*: the same for a mixture-of-experts layer."""
     overlaps_experts: bool = False
-    """The all-to-all of one micro-batch runs under the computing of another; ``ep_exposed`` is what is left."""
+    """The all-to-all of one micro-batch runs under the computing of another; ``ep_exposed`` is what is
+    left."""
     host_overlap: float = 1.0
     """*Fitted*: what the host needs for a layer cut into the pieces that overlap takes, as a multiple."""
     host_backward: float = 1.0
@@ -168,8 +175,10 @@ class Stack:
             "fsdp_overlap",
             "cast_share",
             "matmul",
+            "grouped_rate",
             "attention_rate",
             "memory_rate",
+            "permute_rate",
             "network_rate",
             "scaleup_rate",
         ):
@@ -180,7 +189,6 @@ class Stack:
             "kernel_gap_s",
             "host_layer_s",
             "host_moe_s",
-            "host_expert_s",
             "host_overlap",
             "host_backward",
             "host_tp_s",
