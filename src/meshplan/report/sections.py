@@ -17,6 +17,7 @@ from meshplan.report.markup import Child, Html, h, join
 from meshplan.report.parts import step_time
 from meshplan.report.pipeline_run import pipeline_run
 from meshplan.report.plan_key import plan_key
+from meshplan.report.said import said
 from meshplan.report.saved import order_of_data, plan_of_data
 from meshplan.report.words import Words
 from meshplan.units import format_bandwidth, format_bytes, format_count
@@ -90,7 +91,7 @@ def misses(ranking: Data, words: Words) -> Html:
     found: list[Html] = []
     nothing, miss = ranking["nothing"], ranking["closest_miss"]
     if nothing is not None:
-        found.append(h("p", words("report.nothing", reason=nothing["reason"]), class_="bad"))
+        found.append(h("p", words("report.nothing", reason=said(nothing["reason"], words)), class_="bad"))
         if nothing["smallest_gpus"] is not None:
             found.append(h("p", words("report.smallest", gpus=f"{nothing['smallest_gpus']:,}")))
     if miss is not None:
@@ -243,7 +244,11 @@ def scaling_table(points: Sequence[Data], words: Words) -> Html:
     rows = []
     for point in points:
         plan = point["plan"]
-        name = h("code", plan_key(plan_of_data(plan)).replace(",", " ")) if plan else point["reason"]
+        name = (
+            h("code", plan_key(plan_of_data(plan)).replace(",", " "))
+            if plan
+            else said(point["reason"], words)
+        )
         figures = ("", "", "", "")
         if plan:
             figures = (
@@ -274,8 +279,8 @@ def evidence(plan: Data, words: Words) -> Html:
             "tr",
             h("td", words(f"known.{t['provenance']}") if t["provenance"] in order else t["provenance"]),
             h("td", ", ".join(words.part(p) for p in t["parts"])),
-            h("td", t["what"] + ("" if t["error"] is None else f" (± {t['error']:.1%})")),
-            h("td", t["source"] + (f", {t['date']}" if t["date"] else "")),
+            h("td", said(t["what"], words) + ("" if t["error"] is None else f" (± {t['error']:.1%})")),
+            h("td", said(t["source"], words) + (f", {t['date']}" if t["date"] else "")),
         )
         for t in terms
     ]
@@ -285,8 +290,13 @@ def evidence(plan: Data, words: Words) -> Html:
         if rows
         else None
     )
-    assumed = h("ul", [h("li", text) for text in plan["assumptions"]]) if plan["assumptions"] else None
+    assumed = (
+        h("ul", [h("li", said(text, words)) for text in plan["assumptions"]]) if plan["assumptions"] else None
+    )
     left = None
     if plan["left_out"]:
-        left = [h("h3", words("known.left_out")), h("ul", [h("li", text) for text in plan["left_out"]])]
+        left = [
+            h("h3", words("known.left_out")),
+            h("ul", [h("li", said(text, words)) for text in plan["left_out"]]),
+        ]
     return join([assumed, table, left])

@@ -12,6 +12,7 @@ from meshplan.report.chart_pareto import pareto_chart
 from meshplan.report.job_text import JOB, job_text, plan_command
 from meshplan.report.markup import Html, h, join
 from meshplan.report.parts import step_time
+from meshplan.report.said import said
 from meshplan.report.words import Words
 from meshplan.search.ranking import Ranking
 from meshplan.units import format_bytes
@@ -24,6 +25,7 @@ Data = Mapping[str, Any]
 
 def error_answer(sentence: str, words: Words) -> Html:
     """What is wrong with the question."""
+    sentence = said(sentence, words)
     return h(
         "section",
         h("p", h("strong", words("page.wrong")), " ", sentence, class_="bad"),
@@ -194,7 +196,10 @@ def why_answer(answer: Data, words: Words) -> Html:
         case "invalid":
             body: list[Html] = [
                 h("p", words("why.rules", plan=key), class_="bad"),
-                h("ul", [h("li", h("code", b["rule"]), ": ", b["reason"]) for b in found["broken"]]),
+                h(
+                    "ul",
+                    [h("li", h("code", b["rule"]), ": ", said(b["reason"], words)) for b in found["broken"]],
+                ),
             ]
         case "memory":
             need, excess = format_bytes(plan["memory_bytes"]), format_bytes(found["excess_bytes"])
