@@ -267,3 +267,49 @@ def test_a_job_file_is_answered_by_plan(tmp_path: Path, capsys: pytest.CaptureFi
     assert data["cluster"]["gpus"] == 32
     assert data["estimate"]["fits"]
     assert data["better"]["gain"] == 0.0
+
+
+TOO_LARGE = ["llama-3.1-70b", "--gpu", "h100-sxm", "--gpus", "8", "--seq", "8192", "--gbs", "16"]
+
+
+def test_a_plan_that_does_not_fit_is_not_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for more in ([], ["--force"], ["--diff"]):
+        out = tmp_path / "x"
+        code, text, err = run(capsys, "export", *TOO_LARGE, "--to", "megatron", "--out", str(out), *more)
+        assert (code, text) == (1, "")
+        assert err.startswith("error: no plan to export: ")
+        assert not out.exists()
+
+
+def test_a_plan_that_does_not_fit_is_written_if_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "x"
+    code, text, err = run(
+        capsys, "export", *TOO_LARGE, "--to", "megatron", "--out", str(out), "--allow-oversize"
+    )
+    assert (code, err) == (0, "")
+    assert "(more than there is)" in text
+    assert run(capsys, "read", str(out / "run.sh"))[0] == 1
+
+
+def test_a_plan_that_grows_in_the_target_is_passed_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What counts is whether the plan fits as the target runs it; here every one grows too large."""
+    from meshplan.cli import export as command
+
+    true_price = command.price_of
+
+    def larger(*args):
+        from dataclasses import replace
+
+        costs = true_price(*args)
+        return replace(costs, memory_limit_bytes=1.0)
+
+    monkeypatch.setattr(command, "price_of", larger)
+    code, text, err = run(capsys, "export", *ASK, "--to", "deepspeed", "--out", str(tmp_path / "x"))
+    assert (code, text) == (1, "")
+    assert "as deepspeed would run it" in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "x").exists()

@@ -12,9 +12,11 @@ from meshplan.errors import InputError
 from meshplan.export.environment import environment
 from meshplan.export.header import header
 from meshplan.export.launch import Fitting, Job, Launch
+from meshplan.export.megatron_numerics import is_latent
 from meshplan.export.megatron_plan import CP_KINDS, MODULES, STRATEGIES, fit_megatron, hierarchy
 from meshplan.export.quoting import python_text
 from meshplan.export.torchrun import run_script
+from meshplan.model.model import Model
 from meshplan.plan.kinds import CpKind, Sharding
 from meshplan.plan.plans import ALL_LAYERS, Plan
 from meshplan.schedule.layout_string import write_layout
@@ -142,10 +144,51 @@ def settings(fitting: Fitting, precision: str) -> dict[str, Any]:
         **_sharding(plan),
         "dist.use_tp_pp_dp_mapping": fitting.order[-1] != "pp",
         "mixed_precision": precision,
+        **numeric_fields(job.model),
     }
     sizes = hierarchy(fitting) if plan.cp > 1 and plan.cp_kind is CpKind.HIERARCHICAL else None
     if sizes:
         found["model.hierarchical_context_parallel_sizes"] = list(sizes)
+    return found
+
+
+def numeric_fields(model: Model) -> dict[str, Any]:
+    """Positions, norms and dropout, as the provider's fields; the rest of them is the library's own.
+
+    Gemma 3 has a provider with both its bases; those stay as the library has them.
+    """
+    found: dict[str, Any] = {
+        "model.attention_dropout": model.attention_dropout,
+        "model.hidden_dropout": model.hidden_dropout,
+    }
+    if model.norm_eps is not None:
+        found["model.layernorm_epsilon"] = model.norm_eps
+    if model.init_std is not None:
+        found["model.init_method_std"] = model.init_std
+    rope = model.rope
+    if rope is None or rope.local_base is not None:
+        return found
+    found["model.rotary_base"] = int(rope.base)
+    if rope.fraction != 1:
+        found["model.rotary_percent"] = rope.fraction
+    latent = is_latent(model)
+    if rope.kind == "llama3":
+        found |= {"model.rope_scaling": True, "model.rope_scaling_factor": rope.factor}
+    elif rope.kind == "yarn":
+        prefix = "" if latent else "yarn_"
+        found["model.rope_type" if latent else "model.position_embedding_type"] = "yarn"
+        found |= {
+            f"model.{prefix}rotary_scaling_factor": rope.factor,
+            f"model.{prefix}original_max_position_embeddings": rope.original or 4096,
+            f"model.{prefix}beta_fast": rope.beta_fast,
+            f"model.{prefix}beta_slow": rope.beta_slow,
+            f"model.{prefix}mscale": rope.mscale,
+            f"model.{prefix}mscale_all_dim": rope.mscale_all_dim,
+        }
+        if not latent:
+            found["model.yarn_correction_range_round_to_int"] = rope.truncate
+    elif latent:
+        found["model.rope_type"] = "rope"
     return found
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from meshplan.errors import InputError
 from meshplan.export.launch import Fitting
+from meshplan.export.list_patterns import list_pattern
 from meshplan.export.megatron_numerics import numeric_options, position_options
-from meshplan.export.quoting import Option, list_pattern
+from meshplan.export.quoting import Option
 from meshplan.model.layers import Attention, LatentAttention, Layer, Mlp, Moe
 from meshplan.model.model import Model
 

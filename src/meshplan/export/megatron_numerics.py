@@ -8,7 +8,8 @@ the scaling of Llama 3 is fixed at factors 1 and 4 and 8,192 positions.
 from __future__ import annotations
 
 from meshplan.export.launch import Fitting
-from meshplan.export.quoting import Option, list_pattern, number_text
+from meshplan.export.list_patterns import list_pattern
+from meshplan.export.quoting import Option, number_text
 from meshplan.model.layers import LatentAttention, Mlp, Moe
 from meshplan.model.model import Model
 from meshplan.model.rope import Rope

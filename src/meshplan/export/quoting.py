@@ -6,7 +6,6 @@ import json
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
 from typing import Any
 
 Option = tuple[str, ...]
@@ -106,16 +105,3 @@ def python_text(value: Any) -> str:
 def number_text(value: float) -> str:
     """A number in as few digits as bring it back."""
     return repr(float(value))
-
-
-def list_pattern(flags: list[int]) -> str:
-    """A Python list expression as Megatron reads it: ``([0]*3+[1]*58)``."""
-    runs = [(flag, len(list(same))) for flag, same in groupby(flags)]
-    period = next(
-        (n for n in range(1, len(flags)) if len(flags) % n == 0 and flags[:n] * (len(flags) // n) == flags),
-        len(flags),
-    )
-    if len(runs) > 2 and period < len(flags):
-        inner = "+".join(f"[{f}]*{len(list(s))}" for f, s in groupby(flags[:period]))
-        return f"({inner})*{len(flags) // period}"
-    return "(" + "+".join(f"[{flag}]*{times}" for flag, times in runs) + ")"

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from meshplan.errors import InputError, shown
-from meshplan.export.bridge import PRECISIONS, preset_of_recipe
+from meshplan.export.bridge import PRECISIONS, numeric_fields, preset_of_recipe
 from meshplan.export.found import Found, Settings
+from meshplan.export.megatron_numerics import is_latent
 from meshplan.export.read_megatron import read_megatron
+from meshplan.export.read_megatron_numerics import as_said, differing
 from meshplan.export.shell_values import Word
 from meshplan.export.trees import literal_of, path_of
 from meshplan.model.layers import Moe
@@ -62,9 +65,39 @@ BRIDGE_FIELDS = {
     "num_moe_experts": "--num-experts",
     "moe_ffn_hidden_size": "--moe-ffn-hidden-size",
     "moe_router_topk": "--moe-router-topk",
+    "attention_dropout": "--attention-dropout",
+    "hidden_dropout": "--hidden-dropout",
+    "layernorm_epsilon": "--norm-epsilon",
+    "init_method_std": "--init-method-std",
+    "rotary_base": "--rotary-base",
+    "rotary_percent": "--rotary-percent",
+    "position_embedding_type": "--position-embedding-type",
+    "rope_scaling": "--use-rope-scaling",
+    "rope_scaling_factor": "--rope-scaling-factor",
+    "seq_len_interpolation_factor": "--rotary-seq-len-interpolation-factor",
+    "rope_type": "--rope-type",
+    "rotary_scaling_factor": "--rotary-scaling-factor",
+    "mscale": "--mscale",
+    "mscale_all_dim": "--mscale-all-dim",
+    "yarn_rotary_scaling_factor": "--rotary-scaling-factor",
+    "yarn_original_max_position_embeddings": "--yarn-original-max-position-embeddings",
+    "yarn_beta_fast": "--yarn-beta-fast",
+    "yarn_beta_slow": "--yarn-beta-slow",
+    "yarn_mscale": "--mscale",
+    "yarn_mscale_all_dim": "--mscale-all-dim",
 }
 """Last part of a field's path in NeMo and Megatron-Bridge → the Megatron flag that means the same."""
 
+_NUMERIC = frozenset(BRIDGE_FIELDS[name] for name in (
+    "attention_dropout", "hidden_dropout", "layernorm_epsilon", "init_method_std", "rotary_base",
+    "rotary_percent", "position_embedding_type", "rope_scaling", "rope_scaling_factor", "rope_type",
+    "seq_len_interpolation_factor", "rotary_scaling_factor", "mscale", "mscale_all_dim",
+))  # fmt: skip
+_MODEL_DEFAULTS = (
+    "normalization", "ffn", "positions", "vocab", "top-k", "expert width", "norm epsilon", "dropout",
+    "kv rank", "qk head", "qk rope head", "v head",
+    "rotary base",
+)  # fmt: skip
 _SHORT = {
     "-tp": "model.tensor_model_parallel_size", "-pp": "model.pipeline_model_parallel_size",
     "-cp": "model.context_parallel_size", "-vp": "model.virtual_pipeline_model_parallel_size",
@@ -157,13 +190,13 @@ def read_bridge(fields: Settings, what: str, environment: dict[str, str]) -> Fou
     recipe = str(values.get("recipe") or "")
     preset = preset_of_recipe(recipe) if recipe else None
     known = None if "--num-layers" in flags else load_model(preset) if preset else None
+    own_numbers = set(flags) & _NUMERIC
     if known is not None:
-        flags |= _sizes(known)
+        flags = {**_numbers(known), **flags, **_sizes(known)}
     found = read_megatron(Settings(flags, missing), what, environment)
     found.kind = "megatron-bridge"
     if known is not None:
-        found.model, found.model_name = known, preset
-        _drop_model_defaults(found)
+        _take_recipe_model(found, known, own_numbers)
     elif recipe:
         found.model_name = recipe
     if not own_optimizer:
@@ -201,10 +234,10 @@ def _flags(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _value(given: Any) -> Any:
     """A field's value as that of a flag; ``None`` where the flag would not be there."""
-    if given in (None, "None", "null", False, "False", "false"):
+    if given is None or given is False or given in ("None", "null", "False", "false"):
         return None
-    if given in (True, "True", "true"):
-        return True if not isinstance(given, int) or isinstance(given, bool) else given
+    if given is True or given in ("True", "true"):
+        return True
     if isinstance(given, str) and given.startswith("[") and given.endswith("]"):
         return [part.strip(" '\"") for part in given[1:-1].split(",") if part.strip()]
     return [str(item) for item in given] if isinstance(given, list) else given
@@ -218,6 +251,8 @@ def _sizes(model: Model) -> dict[str, Any]:
         "--hidden-size": model.hidden,
         "--num-attention-heads": next(layer.attention.heads for layer in model.layers if layer.attention),
     }
+    if is_latent(model):
+        sizes["--multi-latent-attention"] = True
     return sizes if experts is None else {**sizes, "--num-experts": experts}
 
 
@@ -231,10 +266,33 @@ def _take_gpus(found: Found, values: Mapping[str, Any]) -> None:
         found.gpus = numbers["num_nodes"] * found.gpus_per_node
 
 
-def _drop_model_defaults(found: Found) -> None:
-    for name in ("normalization", "ffn", "positions", "vocab", "top-k", "expert width"):
+def _numbers(known: Model) -> dict[str, Any]:
+    """Positions, norms and dropout that the library gives the model, as flags."""
+    fields = numeric_fields(known)
+    flags = {
+        flag: value
+        for path, value in fields.items()
+        if (flag := BRIDGE_FIELDS.get(path.rpartition(".")[2])) is not None
+    }
+    return {"--position-embedding-type": "rope" if known.rope else "learned_absolute", **flags}
+
+
+def _take_recipe_model(found: Found, known: Model, own_numbers: set[str]) -> None:
+    """The recipe's model, with the numbers that the file sets itself."""
+    read, found.model, found.model_name = found.model, known, known.name
+    for name in _MODEL_DEFAULTS:
         found.defaults.pop(name, None)
     found.notes = [note for note in found.notes if "vocabulary" not in note]
+    if read is None or not own_numbers:
+        return
+    said = replace(as_said(read, known), activation=known.activation)
+    if said.rope is not None and known.rope is not None:
+        same = (said.rope.kind, said.rope.factor) == (known.rope.kind, known.rope.factor)
+        rope = replace(known.rope, base=said.rope.base, fraction=said.rope.fraction) if same else said.rope
+        said = replace(said, rope=rope)
+    found.model = said
+    if clauses := differing(said, known):
+        found.notes.append(f"not as {known.name} was published: {'; '.join(clauses)}")
 
 
 def _precision_flags(name: str) -> dict[str, Any]:

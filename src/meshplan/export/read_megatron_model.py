@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import re
 
-from meshplan.errors import InputError, shown
+from meshplan.errors import InputError
 from meshplan.export.found import Found, Settings
+from meshplan.export.list_patterns import MOST_LAYERS, listed
 from meshplan.export.read_megatron_numerics import numerics_of
 from meshplan.model.layers import Attention, LatentAttention, Layer, Mlp, Moe
 from meshplan.model.model import Model
 from meshplan.model.presets import preset, preset_name
 
-MOST_LAYERS = 10_000
 _UNKNOWN_LAYERS = {
     "--hybrid-layer-pattern": "Mamba", "--hybrid-override-pattern": "Mamba",
     "--hybrid-attention-ratio": "Mamba", "--linear-attention-freq": "linear attention",
@@ -77,7 +77,9 @@ def model_of_arguments(args: Settings, found: Found) -> Model | None:
         mtp=(stack[-1],) * (args.count("--mtp-num-layers", low=0, most=64) or 0),
         max_seq=longest,
         source="launch arguments",
-        **numerics_of(args, found, rotary=rotary, latent=isinstance(attention, LatentAttention)),
+        **numerics_of(
+            args, found, layers=layers, rotary=rotary, latent=isinstance(attention, LatentAttention)
+        ),
     )
 
 
@@ -140,7 +142,7 @@ def _sparse(args: Settings, layers: int) -> list[int]:
     if text.strip().isdecimal():
         every = max(1, int(text))
         return [int(i % every == 0) for i in range(layers)]
-    return _listed(text, layers, "--moe-layer-freq")
+    return listed(text, layers, "--moe-layer-freq")
 
 
 def _windows(args: Settings, layers: int) -> list[int | None]:
@@ -158,58 +160,13 @@ def _windows(args: Settings, layers: int) -> list[int | None]:
     if skip.strip().isdecimal():
         every = max(1, int(skip))
         return [None if (i + 1) % every == 0 else size for i in range(layers)]
-    return [size if flag else None for flag in _listed(skip, layers, "--window-attn-skip-freq")]
+    return [size if flag else None for flag in listed(skip, layers, "--window-attn-skip-freq")]
 
 
 def _windowed(attention: Attention | LatentAttention, window: int | None) -> Attention | LatentAttention:
     from dataclasses import replace
 
     return attention if window is None else replace(attention, window=window)
-
-
-def _listed(text: str, layers: int, flag: str) -> list[int]:
-    """A list expression of zeros and ones: ``[1,1,0]*2``, ``([0]*3+[1]*58)``, read by hand."""
-    tokens = re.findall(r"\[[01,\s]*\]|[()+*]|\d+", text)
-    if "".join(tokens).replace(" ", "") != re.sub(r"\s", "", text):
-        raise InputError(f"{flag} {shown(text)} is no list of zeros and ones")
-    at = 0
-
-    def total() -> list[int]:
-        nonlocal at
-        found = times()
-        while at < len(tokens) and tokens[at] == "+":
-            at += 1
-            found = found + times()
-        return found
-
-    def times() -> list[int]:
-        nonlocal at
-        token = tokens[at]
-        at += 1
-        if token == "(":
-            found = total()
-            if tokens[at] != ")":
-                raise IndexError
-            at += 1
-        elif token.startswith("["):
-            found = [int(d) for d in re.findall(r"[01]", token)]
-        else:
-            raise IndexError
-        while at + 1 < len(tokens) and tokens[at] == "*":
-            count = int(tokens[at + 1])
-            if count * len(found) > MOST_LAYERS:
-                raise IndexError
-            found = found * count
-            at += 2
-        return found
-
-    try:
-        found = total()
-    except (IndexError, RecursionError, ValueError):
-        raise InputError(f"{flag} {shown(text)} is no list of zeros and ones") from None
-    if at != len(tokens) or len(found) != layers:
-        raise InputError(f"{flag} {shown(text)} has {len(found)} entries for {layers} layers")
-    return found
 
 
 def _vocabulary(args: Settings, found: Found) -> int:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from meshplan.export.found import Found, Settings
+from meshplan.export.list_patterns import listed
 from meshplan.export.megatron_numerics import GELUS, LLAMA3, OPENAI_SWIGLU, YARN
 from meshplan.model.model import Model
 from meshplan.model.rope import Rope
@@ -19,7 +20,7 @@ DROPOUT = 0.1
 BASE = 10_000
 
 
-def numerics_of(args: Settings, found: Found, *, rotary: bool, latent: bool) -> dict[str, Any]:
+def numerics_of(args: Settings, found: Found, *, layers: int, rotary: bool, latent: bool) -> dict[str, Any]:
     """These fields of ``Model``, from the arguments and the defaults of the parser."""
     eps = args.number("--norm-epsilon", 0, 1)
     old = args.number("--layernorm-epsilon", 0, 1)
@@ -36,7 +37,7 @@ def numerics_of(args: Settings, found: Found, *, rotary: bool, latent: bool) -> 
         )
     std = args.number("--init-method-std", 0, 100)
     return {
-        "rope": _rope(args, found, latent=latent) if rotary else None,
+        "rope": _rope(args, found, layers, latent=latent) if rotary else None,
         "norm_eps": float(eps),
         "activation": _activation(args),
         "attention_dropout": float(attention),
@@ -53,13 +54,14 @@ def _activation(args: Settings) -> str:
     return "relu2" if args.truth("--squared-relu") else "gelu"
 
 
-def _rope(args: Settings, found: Found, *, latent: bool) -> Rope:
+def _rope(args: Settings, found: Found, layers: int, *, latent: bool) -> Rope:
     base = args.number("--rotary-base", 1, 1e12)
     share = args.number("--rotary-percent", 0, 1)
     rope = Rope(
         base=float(found.default("rotary base", BASE) if base is None else base),
         fraction=1.0 if share is None or latent else share,
         interleaved=bool(args.truth("--rotary-interleaved")),
+        skips=_skips(args, layers),
     )
     yarn = args.text("--position-embedding-type") == "yarn"
     if yarn or (latent and args.text("--rope-type") != "rope"):
@@ -70,6 +72,17 @@ def _rope(args: Settings, found: Found, *, latent: bool) -> Rope:
         low, high, original = LLAMA3
         return replace(rope, kind="llama3", factor=factor or 8.0, low=low, high=high, original=original)
     return replace(rope, kind="linear", factor=stretch) if stretch else rope
+
+
+def _skips(args: Settings, layers: int) -> tuple[int, ...]:
+    """Layers without rotary embedding: every n-th, or a list."""
+    text = args.text("--no-rope-freq")
+    if text is None:
+        return ()
+    if text.strip().isdecimal():
+        every = max(1, int(text))
+        return tuple(int((i + 1) % every == 0) for i in range(layers))
+    return tuple(listed(text, layers, "--no-rope-freq"))
 
 
 def _yarn(args: Settings, rope: Rope, *, latent: bool) -> Rope:

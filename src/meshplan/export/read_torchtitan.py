@@ -6,13 +6,18 @@ Defaults and rules as in torchtitan 0.3.0 (``config/configs.py``, ``distributed/
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from meshplan.errors import InputError, shown
 from meshplan.export.found import Found, Settings
+from meshplan.export.read_megatron_numerics import differing
 from meshplan.export.torchtitan_models import STOCK, preset_of
 from meshplan.export.torchtitan_plan import LOOPED_ZERO_BUBBLE, SCHEDULES, ZERO_BUBBLE
+from meshplan.model.layers import Attention, Layer, Mlp
 from meshplan.model.load import load_model
+from meshplan.model.model import Model
+from meshplan.model.rope import Rope
 from meshplan.plan.kinds import CpKind, Recompute, Schedule, Sharding
 from meshplan.plan.plans import ALL_LAYERS, DEFAULT_ORDER
 
@@ -109,9 +114,74 @@ def _model(args: Settings, found: Found, module: str, config: str) -> None:
     preset = preset_of(name, flavor=flavor, config=config)
     if preset is not None:
         found.model_name = preset
-        found.model = load_model(preset)
+        found.model = _with_rope(args, load_model(preset), found)
+        return
+    if isinstance(args.raw("llama"), dict):
+        found.model = _with_rope(args, _llama(Settings(args.raw("llama"))), None)
         return
     found.model_name = " ".join(part for part in (name, flavor or config) if part) or None
+
+
+def _llama(sizes: Settings) -> Model:
+    """The plain Llama of a configuration module that meshplan wrote."""
+
+    def size(name: str) -> int:
+        value = sizes.count(name)
+        if value is None:
+            raise InputError(f"{name} is missing, and the other sizes of the model are there")
+        return value
+
+    attention = Attention(heads=size("HEADS"), kv_heads=size("KV_HEADS"), head_dim=size("HEAD_DIM"))
+    layer = Layer(attention=attention, mlp=Mlp(width=size("FFN")))
+    return Model(
+        name="model",
+        hidden=size("DIM"),
+        vocab=size("VOCAB"),
+        layers=(layer,) * size("LAYERS"),
+        tied_embeddings=bool(sizes.truth("TIED")),
+        max_seq=size("MAX_SEQ"),
+        norm_eps=sizes.number("EPS", 0, 1),
+        activation="silu",
+        source="launch configuration",
+    )
+
+
+def _with_rope(args: Settings, model: Model, found: Found | None) -> Model:
+    """The model with the rotary embedding that a module sets, and a note where that is another."""
+    base = args.number("rope.theta", 1, 1e12)
+    if base is None:
+        return model
+    kind = args.choice("rope.scaling", {"none": "plain", "llama": "llama3", "yarn": "yarn"}) or "plain"
+    rope = Rope(base=base, kind=kind)
+
+    def number(name: str, usual: float) -> float:
+        value = args.number(f"rope.{name}", 0, 1e9)
+        return usual if value is None else value
+
+    if kind == "llama3":
+        rope = replace(
+            rope,
+            factor=number("scaling_factor", 8),
+            low=number("low_freq_factor", 1),
+            high=number("high_freq_factor", 4),
+            original=args.count("rope.original_max_position_embeddings") or 8192,
+        )
+    elif kind == "yarn":
+        known = model.rope or Rope()
+        rope = replace(
+            rope,
+            factor=number("rope_factor", 1),
+            beta_fast=number("beta_fast", 32),
+            beta_slow=number("beta_slow", 1),
+            original=args.count("rope.original_seq_len") or 4096,
+            truncate=args.truth("rope.truncate") is not False,
+            mscale=known.mscale,
+            mscale_all_dim=known.mscale_all_dim,
+        )
+    said = replace(model, rope=rope)
+    if found is not None and (clauses := differing(said, model)):
+        found.notes.append(f"not as {model.name} was published: {'; '.join(clauses)}")
+    return said
 
 
 def _pipeline(args: Settings, found: Found, pp: int) -> None:

@@ -24,6 +24,8 @@ VERSION = "torchtitan 0.3.0"
 MODULE = "meshplan_titan"
 FUNCTION = "train"
 _POLICIES = {"full": "FullAC.Config()", "selective": "SelectiveAC.Config()", "none": "None"}
+_SCALINGS = {"plain": "none", "llama3": "llama", "yarn": "yarn"}
+"""Kind of rotary scaling → its name in ``RoPE.Config``."""
 _CONVERTERS = {
     "fp8": "Float8LinearConverter",
     "mxfp8": "MXFP8LinearConverter",
@@ -46,6 +48,7 @@ def export_torchtitan(job: Job) -> Launch:
         fitting.say("precision", "fp16", "bf16", "torchtitan trains in bf16 or fp32")
     if precision in _CONVERTERS and flavor is None:
         fitting.say("precision", precision, "bf16", "torchtitan converts only its own models")
+    _fit_numerics(fitting, flavor)
     if job.model.mtp:
         fitting.say(
             "multi-token prediction", str(len(job.model.mtp)), "none", "left out of this configuration"
@@ -167,6 +170,46 @@ def _call(name: str, kind: str, fields: Mapping[str, Any]) -> list[str]:
     return [*lines, "        ),"]
 
 
+def _fit_numerics(fitting: Fitting, flavor: Flavor | None) -> None:
+    """Say what of positions and norms torchtitan's models have otherwise."""
+    model = fitting.job.model
+    rope = model.rope
+    if rope is not None and rope.kind not in _SCALINGS:
+        fitting.say(
+            "rotary scaling", f"{rope.kind}, factor {rope.factor:g}", "none", "torchtitan has llama and yarn"
+        )
+    if flavor is None:
+        return
+    if model.norm_eps is not None and model.norm_eps != flavor.eps:
+        fitting.say(
+            "norms' epsilon", f"{model.norm_eps:g}", f"{flavor.eps:g}", "it is fixed in torchtitan's model"
+        )
+    if flavor.module == "llama3" and flavor.config and rope is not None and rope.kind == "plain":
+        fitting.say(
+            "rotary scaling of torchtitan.flags", "none", "llama, factor 8",
+            f"its stock configuration has it; {MODULE}.py has none",
+        )  # fmt: skip
+
+
+def rope_fields(model: Model) -> dict[str, Any]:
+    """The rotary embedding as fields of ``RoPE.Config``; empty where the model has none."""
+    rope = model.rope
+    if rope is None:
+        return {}
+    found: dict[str, Any] = {"theta": rope.base, "scaling": _SCALINGS.get(rope.kind, "none")}
+    if rope.kind == "llama3":
+        found |= {
+            "scaling_factor": rope.factor, "low_freq_factor": rope.low, "high_freq_factor": rope.high,
+            "original_max_position_embeddings": rope.original or 8192,
+        }  # fmt: skip
+    elif rope.kind == "yarn":
+        found |= {
+            "rope_factor": rope.factor, "beta_fast": rope.beta_fast, "beta_slow": rope.beta_slow,
+            "original_seq_len": rope.original or 4096, "truncate": rope.truncate,
+        }  # fmt: skip
+    return found
+
+
 def _flavor_model(flavor: Flavor, fitting: Fitting, converter: str | None) -> list[str]:
     arguments = [python_text(flavor.name)]
     if flavor.module == "gpt_oss" and fitting.plan.cp > 1:
@@ -180,7 +223,20 @@ def _flavor_model(flavor: Flavor, fitting: Fitting, converter: str | None) -> li
         "",
         "",
         "def model_spec():",
-        f"    return model_registry({', '.join(arguments)})",
+        f"    spec = model_registry({', '.join(arguments)})",
+        *_set_rope(fitting.job.model),
+        "    return spec",
+    ]
+
+
+def _set_rope(model: Model) -> list[str]:
+    fields = rope_fields(model)
+    if not fields:
+        return []
+    return [
+        "    for block in spec.model.layers:",
+        "        rope = block.attention.rope",
+        *(f"        rope.{name} = {python_text(value)}" for name, value in fields.items()),
     ]
 
 
@@ -197,6 +253,8 @@ def check_llama(model: Model) -> None:
         and attention.window is None
         and attention.qk_norm == "none"
         and layer.norms == 2
+        and model.activation in ("", "silu")
+        and (model.rope is None or (model.rope.fraction == 1 and not model.rope.skips))
         and not (model.positions or attention.sinks or attention.gate or model.mtp)
     )
     if not plain:
@@ -221,6 +279,8 @@ def _llama_model(job: Job) -> list[str]:
         "VOCAB": model.vocab,
         "TIED": model.tied_embeddings,
         "MAX_SEQ": max(model.max_seq or 0, job.setting.workload.seq),
+        "ROPE": rope_fields(model) or {"theta": 10000.0},
+        "EPS": model.norm_eps or 1e-5,
     }
     return [
         *_LLAMA_IMPORTS,
@@ -249,7 +309,7 @@ def weight(std):
 
 
 def norm():
-    return RMSNorm.Config(normalized_shape=DIM, param_init={"weight": nn.init.ones_})
+    return RMSNorm.Config(normalized_shape=DIM, eps=EPS, param_init={"weight": nn.init.ones_})
 
 
 def block(rope):
@@ -269,7 +329,7 @@ def block(rope):
 
 
 def model_spec():
-    rope = ComplexRoPE.Config(dim=HEAD_DIM, max_seq_len=MAX_SEQ, theta=500000)  # set theta to your model's
+    rope = ComplexRoPE.Config(dim=HEAD_DIM, max_seq_len=MAX_SEQ, **ROPE)
     model = Llama3Model.Config(
         dim=DIM,
         vocab_size=VOCAB,

@@ -18,6 +18,11 @@ class Flavor(NamedTuple):
     assets: str = ""
     """Where that configuration expects the tokenizer."""
 
+    @property
+    def eps(self) -> float:
+        """What its norms add under the root."""
+        return 1e-6 if self.module == "qwen3" else 1e-5
+
 
 FLAVORS: dict[str, Flavor] = {
     "llama-3.2-1b": Flavor("llama3", "1B", "", "Llama-3.2-1B"),

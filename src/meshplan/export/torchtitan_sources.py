@@ -61,6 +61,10 @@ def titan_module(tree: ast.Module) -> Settings:
     }
     if "HEADS" in constants:
         values["llama"] = constants
+    for statement in tree.body:
+        if isinstance(statement, ast.Assign) and path_of(statement.targets[0]) == ["ROPE"]:
+            table = literal_of(statement.value, "ROPE")
+            values |= {f"rope.{name}": value for name, value in table.items()}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torchtitan.models."):
             values.setdefault("module", (node.module or "").split(".")[2])
@@ -68,7 +72,9 @@ def titan_module(tree: ast.Module) -> Settings:
             _call(node, values)
         elif isinstance(node, ast.Assign) and len(node.targets) == 1:
             path = path_of(node.targets[0])
-            if len(path) >= 3 and path[-2] in ("training", "parallelism"):
+            if len(path) == 2 and path[0] == "rope":
+                values[f"rope.{path[1]}"] = literal_of(node.value, path[1])
+            elif len(path) >= 3 and path[-2] in ("training", "parallelism"):
                 values[f"{path[-2]}.{path[-1]}"] = literal_of(node.value, path[-1])
         elif isinstance(node, ast.keyword) and node.arg == "activation_checkpoint":
             values["checkpointing"] = _policy(node.value)

@@ -9,7 +9,7 @@ frequencies only, ``longrope`` (2402.13753) has a list of its own.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
 from meshplan.model.fields import MAX_HEADS, MAX_LAYERS, MAX_TOKENS, Fields
@@ -168,9 +168,16 @@ def _skips(f: Fields, layers: int) -> tuple[int, ...]:
     return skips if 1 in skips else ()
 
 
+_DECIMALS: Final = {f.name for f in fields(Rope) if str(f.type).startswith("float")}
+
+
 def rope_of_table(table: Mapping[str, Any], layers: int) -> Rope:
     """The rotary embedding of a preset's table; ``skip_every`` in it stands for the list of layers."""
-    rest = {name: value for name, value in table.items() if name != "skip_every"}
+    rest: dict[str, Any] = {
+        name: float(value) if isinstance(value, int) and name in _DECIMALS else value
+        for name, value in table.items()
+        if name != "skip_every"
+    }
     every = int(table.get("skip_every", 0))
     skips = tuple(int((i + 1) % every == 0) for i in range(layers)) if every else ()
     return Rope(**rest, skips=skips)
