@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from meshplan.errors import InputError
-from meshplan.measure.engines import CommandEngine, titan_steps
+from meshplan.measure.engines import CommandEngine, TorchtitanEngine, titan_steps
 from meshplan.measure.failures import MachineError
 from meshplan.measure.launch import Ended, LocalLauncher, PlainLauncher
 from meshplan.measure.slurm import SlurmLauncher
@@ -50,6 +50,39 @@ def test_steps_are_read_from_torchtitans_log():
     )  # the slower rank; warm-up and profile left out
     assert found.memory[0]["reserved_bytes"] == pytest.approx(40.12 * 2**30, abs=1)
     assert "no lines of steps" in titan_steps("loss: 3", spec())
+
+
+def test_torchtitan_is_launched_with_what_the_export_writes(tmp_path):
+    """A stand-in for the package, which needs GPUs: it takes the flags and writes the log."""
+    package = tmp_path / "torchtitan"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    lines = [titan_line(s, 32768) for s in range(1, 8)]
+    (package / "train.py").write_text(
+        "import sys, meshplan_titan\n"
+        "assert meshplan_titan.DEGREE == 2\n"
+        "assert sys.argv[sys.argv.index('--training.steps') + 1] == '7'\n"
+        "assert '--training.seed' in sys.argv\n"
+        f"print({chr(10).join(lines)!r})\n"
+    )
+    engine = TorchtitanEngine(
+        files=lambda s: {"meshplan_titan.py": f"DEGREE = {s.plan.tp}"}, extra=("--training.seed", "1")
+    )
+
+    class Plain(PlainLauncher):
+        def run(self, processes, program, log, *, limit_s):
+            env = {**self.env, "PYTHONPATH": f"{tmp_path}:{self.env['PYTHONPATH']}"}
+            return PlainLauncher(env=env).run(
+                processes, [sys.executable, "-m", *program], log, limit_s=limit_s
+            )
+
+    made = Sweep(
+        specs=(spec(engine="torchtitan"),), folder=tmp_path / "runs", launcher=Plain(), rounds=1,
+        limit_s=60.0, engine=engine,
+    )  # fmt: skip
+    (result,) = made.run(lambda _: None)
+    assert (result.outcome, result.engine, result.reason) == ("ok", "torchtitan", "")
+    assert result.steps_s == pytest.approx((1.0, 1.0))
 
 
 WRITES = """

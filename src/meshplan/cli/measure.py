@@ -141,7 +141,8 @@ def measure(
         specs=specs, folder=out, launcher=how, rounds=rounds, limit_s=float(limit), engine=trainer,
         announce=nodes > 1 and launcher == "local",
     )  # fmt: skip
-    _warn(specs, device, nodes)
+    if engine != "command":
+        _check_ranks(specs, device, nodes, launcher)
     results = sweep.run(say)
     found = summarise(results)
     by_key = {s.key: s for s in specs}
@@ -258,23 +259,46 @@ def engines(
     if layers is not None:
         raise InputError("--layers is of the reference engine; torchtitan trains the models it knows")
 
-    def job(spec: Any) -> Any:
+    def files(spec: Any) -> Any:
         from meshplan.export.launch import Job
+        from meshplan.export.targets import export
         from meshplan.plan.rules import Setting
 
         gpus = spec.plan.gpus
         machine = asked.cluster if asked else cluster_of(GPU, gpus, gpus_per_node=gpus)
         setting = Setting(model=spec.model, cluster=machine, workload=spec.workload)
-        return Job(setting=setting, plan=spec.plan, order=spec.order, asked_model=model)
+        job = Job(setting=setting, plan=spec.plan, order=spec.order, asked_model=model)
+        return export(job, "torchtitan").files
 
-    return TorchtitanEngine(job=job, extra=tuple(words_of(command)))
+    return TorchtitanEngine(files=files, extra=tuple(words_of(command)))
 
 
-def _warn(specs: tuple[Any, ...], device: str, nodes: int) -> None:
+def _check_ranks(specs: tuple[Any, ...], device: str, nodes: int, launcher: str) -> None:
+    """Raise ``MachineError`` where plans have more ranks than this machine's GPUs, or odd ones; warn where
+    CPU ranks take turns."""
     import os
 
-    cores, most = os.cpu_count() or 1, max(s.plan.gpus for s in specs) // nodes
-    if device != "cuda" and shutil.which("nvidia-smi") is None and most > cores:
+    from meshplan.measure.failures import MachineError
+
+    for s in specs:
+        if s.plan.gpus % nodes:
+            raise MachineError(f"plan {s.label}: {s.plan.gpus} ranks do not divide over {nodes} hosts")
+    if launcher == "slurm":
+        return
+    most = max(s.plan.gpus for s in specs) // nodes
+    if device != "cpu" and shutil.which("nvidia-smi") is not None:
+        import torch
+
+        have = torch.cuda.device_count()
+        if torch.cuda.is_available() and most > have:
+            raise MachineError(
+                f"the plans need {most} GPUs on this host, which has {have}; --device cpu runs"
+                " them on its cores"
+            )
+        if torch.cuda.is_available():
+            return
+    cores = os.cpu_count() or 1
+    if most > cores:
         print(
             f"warning: {most} ranks on {cores} cores take turns; their times say little of a network",
             file=sys.stderr,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from meshplan.errors import InputError, MeshplanError
 from meshplan.measure.specs import RunSpec
@@ -93,20 +93,17 @@ class ReferenceEngine:
 class TorchtitanEngine:
     """torchtitan with the configuration that ``meshplan export`` writes; read from its log.
 
-    ``job``: makes the export's job of a spec. ``extra``: flags of the user's for ``torchtitan.train``.
+    ``files``: what the export writes for a spec. ``extra``: flags of the user's for ``torchtitan.train``.
     """
 
-    job: Any
+    files: Callable[[RunSpec], Mapping[str, str]]
     extra: tuple[str, ...] = ()
     name: str = "torchtitan"
     checks: bool = False
 
     def program(self, spec: RunSpec, folder: Path) -> list[str]:
         """Export into the folder; run so many steps, the last of them profiled."""
-        from meshplan.export.targets import export
-
-        launch = export(self.job(spec), "torchtitan")
-        for name, text in launch.files.items():
+        for name, text in self.files(spec).items():
             (folder / name).write_text(text, encoding="utf-8")
         steps = spec.warmup + spec.steps
         profile = [
