@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -119,6 +120,37 @@ def test_the_file_gives_back_what_was_measured(tmp_path):
     assert float(wire) == pytest.approx(WIRE_S + (1 << 20) / WIRE, rel=0.02)
     product = gemm_seconds(profile, 1024, 1024, 512, dtype="fp32")
     assert float(product) == pytest.approx(START + 2 * 1024 * 1024 * 512 / RATE, rel=0.03)
+
+
+def test_collectives_across_hosts_are_those_measured(tmp_path):
+    path = tmp_path / "box.yaml"
+    slow = [
+        replace(x, seconds=tuple(3 * t for t in x.seconds)) if x.op == "reduce_scatter" else x
+        for x in machine()
+    ]
+    cluster = write(calibration(slow, ABOUT, name="box", profile_file=profile_path(path).name), path)
+    profile = profile_of(cluster.gpu)
+
+    def seconds(op, size, ranks, per, nic=cluster.tiers[1].bandwidth):
+        return float(
+            collective_seconds(
+                profile, op, size, ranks=ranks, ranks_per_node=per, network_bandwidth=nic,
+                network_latency_s=cluster.tiers[1].latency_s,
+            )
+        )  # fmt: skip
+
+    for ranks, per in ((2, 1), (4, 2)):
+        share = (ranks - 1) / ranks
+        gather = WIRE_S + share * (1 << 20) / WIRE
+        assert seconds("all_gather", 1 << 20, ranks, per) == pytest.approx(gather, rel=0.02)
+        assert seconds("reduce_scatter", 1 << 20, ranks, per) == pytest.approx(3 * gather, rel=0.02)
+        # beyond the largest size measured: its bandwidth
+        assert seconds("all_gather", 1 << 27, ranks, per) == pytest.approx(share * (1 << 27) / WIRE, rel=0.02)
+        # twice the link: half of all that is not latency
+        faster = seconds("all_gather", 1 << 24, ranks, per, nic=2 * cluster.tiers[1].bandwidth)
+        assert faster == pytest.approx(WIRE_S + share * (1 << 24) / WIRE / 2, rel=0.03)
+    inside = seconds("p2p", 1 << 20, 2, 2)
+    assert inside == pytest.approx(LOCAL_S + (1 << 20) / LOCAL, rel=0.02)
 
 
 def test_an_estimate_takes_the_file(tmp_path):

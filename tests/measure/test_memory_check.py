@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from functools import lru_cache
 
 import pytest
 
@@ -44,14 +45,21 @@ CASES = {
 """Name → (model, layers, seq, plan); two micro-batches, so that gradients stand beside activations."""
 
 
-def both(name, stack=STACK, rank=0):
+@lru_cache(maxsize=64)
+def seen_of(name, fused, rank):
+    """The real module's run, once for all tests."""
     from meshplan.measure.memory.check import check_rank
-    from meshplan.measure.memory.compare import modelled
 
     preset, layers, seq, plan = CASES[name]
     model = with_layers(load_model(preset), layers)
     work = Workload(seq=seq, gbs=2 * plan.dp)
-    seen = check_rank(model, work, plan, pipeline_rank=rank, fused=stack.fused)
+    return check_rank(model, work, plan, pipeline_rank=rank, fused=fused), model, work, plan
+
+
+def both(name, stack=STACK, rank=0):
+    from meshplan.measure.memory.compare import modelled
+
+    seen, model, work, plan = seen_of(name, stack.fused, rank)
     return seen, modelled(model, work, plan, stack, pipeline_rank=rank), model, work, plan
 
 

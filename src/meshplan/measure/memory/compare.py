@@ -103,7 +103,7 @@ class Volume:
 
 def volumes(model: Model, workload: Workload, plan: Plan, *, micro_batches: int) -> list[Volume]:
     """What one rank of a plan without a pipeline sends in a step, as the cost model counts it (torch's
-    habits, bf16).
+    habits).
 
     TP with SP: every block gathers its input and scatters its output, forward and backward (arXiv
     2205.05198, 4.2.2); embedding and head likewise. Without SP an all-reduce for each. FSDP: every unit
@@ -116,14 +116,15 @@ def volumes(model: Model, workload: Workload, plan: Plan, *, micro_batches: int)
         found[dim, kind] = found.get((dim, kind), 0.0) + size
 
     m, tokens = micro_batches, workload.seq * plan.mbs / plan.cp
-    stream = 2.0 * model.hidden * tokens
+    element = 4.0 if workload.precision == "fp32" else 2.0
+    stream = element * model.hidden * tokens
     for index, layer in enumerate(model.layers):
         again = index < plan.recompute_layers
         if plan.tp > 1:
             _tensor(add, stream * m, _blocks(layer), sp=plan.sp, again=again)
         if isinstance(layer.mlp, Moe) and plan.ep > 1:
             held = tokens / (plan.tp if plan.sp else 1)
-            routed = 2.0 * model.hidden * held * layer.mlp.topk * m
+            routed = element * model.hidden * held * layer.mlp.topk * m
             add("ep", "all_to_all", routed * (6 if again else 4))
     if plan.tp > 1:
         if plan.sp:  # the embedding scatters its sum, the head gathers its input; backward reversed
@@ -132,7 +133,7 @@ def volumes(model: Model, workload: Workload, plan: Plan, *, micro_batches: int)
         else:
             add("tp", "all_reduce", 2 * stream * m)
     if plan.sharding is Sharding.ZERO3:
-        _sharded(add, model, plan, m)
+        _sharded(add, model, plan, m, element)
     return [Volume(dim=d, kind=k, size_bytes=v) for (d, k), v in found.items()]
 
 
@@ -154,8 +155,9 @@ def _tensor(add: object, stream: float, blocks: int, *, sp: bool, again: bool) -
     put("tp", "reduce_scatter", (2 * blocks + again * (blocks - 1)) * stream)
 
 
-def _sharded(add: object, model: Model, plan: Plan, m: int) -> None:
-    """Gathers in bf16 (2 bytes), scatters in fp32 (4). The head's unit is not resharded in between."""
+def _sharded(add: object, model: Model, plan: Plan, m: int, element: float) -> None:
+    """Gathers in ``element`` bytes (2 of bf16), scatters in fp32 (4). The head's unit is not resharded in
+    between."""
     put = add
     assert callable(put)
     shards = plan.dp * plan.cp // plan.replicas
@@ -164,15 +166,15 @@ def _sharded(add: object, model: Model, plan: Plan, m: int) -> None:
         whole = q.attention_replicated + q.router + q.norms
         dense = (q.dense - whole) / plan.tp + whole
         if shards > 1:
-            put("shard", "all_gather", 2 * 2.0 * dense * m)
+            put("shard", "all_gather", 2 * element * dense * m)
             put("shard", "reduce_scatter", 4.0 * dense * m)
         if q.experts and plan.edp > 1:
             held = q.experts / (plan.ep * plan.etp)
-            put("edp", "all_gather", 2 * 2.0 * held * m)
+            put("edp", "all_gather", 2 * element * held * m)
             put("edp", "reduce_scatter", 4.0 * held * m)
     if shards > 1:
         vocab = float(model.vocab * model.hidden / plan.tp)
-        put("shard", "all_gather", 2.0 * (2 * vocab + vocab + model.hidden) * m)
+        put("shard", "all_gather", element * (2 * vocab + vocab + model.hidden) * m)
         put("shard", "reduce_scatter", 4.0 * (2 * vocab + model.hidden) * m)
 
 
