@@ -1,6 +1,7 @@
 """``meshplan calibrate``: a cluster measured into a file that ``--cluster`` takes."""
 
 import json
+import math
 import os
 import shutil
 import sys
@@ -88,7 +89,8 @@ def calibrate(
         base = _base(machine)
         if known:
             base, bent = _bent(base, known, out, from_)
-            data |= _cluster_data(base, out, [asdict(b) for b in bent])
+            rows = [{**asdict(b), "before": None if math.isnan(b.before) else b.before} for b in bent]
+            data |= _cluster_data(base, out, rows)
             text = bent_text(bent, base, out, screen)
     else:
         measured = read_samples(samples) if samples else _measure(out, processes, nodes, node_rank, address)

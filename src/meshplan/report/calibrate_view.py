@@ -83,7 +83,7 @@ def stack_data(fit: StackFit, path: Path) -> dict[str, Any]:
     """The fitted scalars, and every plan measured, before, after and held back; plain data."""
     return {
         "file": str(path),
-        "values": fit.values,
+        "fitted": fit.values,
         "median_error": {
             "before": fit.error("before_s"),
             "after": fit.error("after_s"),
