@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from meshplan import Mesh, Plan, Workload, cluster_of, load_model
+from meshplan import Mesh, Plan, Space, Workload, cluster_of, load_model
 from meshplan.cluster.profile import profile_of
 from meshplan.cost.full.context import Context
 from meshplan.cost.full.explain import Explanation, explain
@@ -20,15 +21,20 @@ from meshplan.plan.kinds import CpKind, Recompute, Schedule, Sharding
 from meshplan.plan.plans import Plans
 from meshplan.report.chart_memory import memory_chart
 from meshplan.report.chart_mesh import mesh_chart
+from meshplan.report.chart_scaling import scaling_chart
+from meshplan.report.chart_shares import shares_chart
 from meshplan.report.chart_timeline import timeline_chart
 from meshplan.report.chart_waterfall import waterfall_chart
 from meshplan.report.estimate_view import stage_data
 from meshplan.report.markup import Html
+from meshplan.report.scale_view import scale_data
 from meshplan.report.svg import WIDTH, box, canvas, dots, legend, line, polyline, text, text_width, ticks
 from meshplan.report.words import words_in
 from meshplan.schedule.generate import make_order
 from meshplan.schedule.result import Simulation
 from meshplan.schedule.simulate import simulate
+from meshplan.search.reasons import Case
+from meshplan.search.scaling import scaling
 
 STACK = "megatron-core-2025"
 FILLS = ("c1", "c2", "c3", "c4", "c5", "c6")
@@ -50,6 +56,9 @@ def names(language: str) -> dict[str, Any]:
         "waterfall": lambda found: waterfall_chart(time_of(found), hidden_of(found), words),
         "mesh": lambda sizes, node=8, order="tp-cp-ep-dp-pp": mesh_chart(Mesh.of(sizes, order), node, words),
         "timeline": lambda run: timeline_chart(run, words),
+        "grown": grown,
+        "curve": lambda points: scaling_chart(points, 0, words),
+        "shares": lambda points: shares_chart(points, 0, words),
         "time_of": time_of, "hidden_of": hidden_of, "memory_of": memory_of, "words": words,
     }  # fmt: skip
 
@@ -121,6 +130,18 @@ def pipeline(
     """A schedule, simulated."""
     order = make_order(name, ranks=ranks, micro_batches=micro_batches, vp=vp)
     return simulate(order, forward=forward, backward_input=backward_input, weight=weight, p2p=p2p)
+
+
+@cache
+def grown(gpus: tuple[int, ...], **question: Any) -> tuple[dict[str, Any], ...]:
+    """The best plan on each of these numbers of GPUs with the same batch, as ``meshplan scale --json``."""
+    asked = ask(gpus=gpus[-1], **question)
+    case = Case(
+        model=asked.model, cluster=asked.cluster, workload=asked.workload, space=Space(),
+        cost_model=FullModel.of(),
+    )  # fmt: skip
+    found = scaling(case, gpus, (asked.workload.gbs,), weak=False)
+    return tuple(scale_data(case, found)["points"])
 
 
 def gib(value: float, digits: int = 1) -> str:

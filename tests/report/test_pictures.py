@@ -24,6 +24,7 @@ from meshplan.report.chart_mesh import MOST_COLUMNS, folded, mesh_chart
 from meshplan.report.chart_pareto import pareto_chart, pareto_front
 from meshplan.report.chart_scaling import scaling_chart
 from meshplan.report.chart_sensitivity import sensitivity_chart
+from meshplan.report.chart_shares import SHARES, shares_chart
 from meshplan.report.chart_timeline import timeline_chart
 from meshplan.report.chart_waterfall import waterfall_chart
 from meshplan.report.svg import standalone
@@ -78,6 +79,34 @@ def mesh(**sizes: int) -> Mesh:
     return Mesh.of(sizes)
 
 
+SHARED: list[dict[str, Any]] = [
+    {"gpus": 32, "plan": None, "shares": {}},
+    {
+        "gpus": 64,
+        "plan": {"mfu": 0.52},
+        "shares": {
+            "useful": 0.52,
+            "kernels": 0.36,
+            "tp": 0.06,
+            "pipeline": 0.03,
+            "dp": 0.029,
+            "imbalance": 0.001,
+        },
+    },
+    {
+        "gpus": 128,
+        "plan": {"mfu": 0.5},
+        "shares": {
+            "useful": 0.5,
+            "kernels": 0.3,
+            "recompute": 0.1,
+            "once a step": 0.06,
+            "something new": 0.04,
+        },
+    },
+]
+
+
 def pictures() -> Mapping[str, str]:
     order = make_order("1f1b", ranks=4, micro_batches=8)
     return {
@@ -89,6 +118,8 @@ def pictures() -> Mapping[str, str]:
         "pareto": pareto_chart(STEP, MEMORY, LIMIT, EN, chosen=1, band=0.05, more=7),
         "scaling": scaling_chart(POINTS, 64, EN),
         "sensitivity": sensitivity_chart(SLOPES, EN),
+        "shares": shares_chart(SHARED, 64, EN),
+        "shares-zh": shares_chart(SHARED, 64, ZH),
         "timeline": timeline_chart(simulate(order, forward=1.0, backward_input=1.0, weight=1.0), EN),
     }
 
@@ -100,6 +131,22 @@ def test_snapshot(name: str) -> None:
     if os.environ.get("MESHPLAN_WRITE_SNAPSHOTS") == "1":
         path.write_text(text, encoding="utf-8")
     assert text == path.read_text(encoding="utf-8")
+
+
+def test_shares_fill_their_bars_and_are_named() -> None:
+    root = ET.fromstring(shares_chart(SHARED, 64, EN))
+    rows: dict[str, float] = {}
+    for rect in root.iter(f"{SVG}rect"):
+        if rect.find(f"{SVG}title") is not None:  # the swatches of the legend have none
+            rows[rect.get("y", "")] = rows.get(rect.get("y", ""), 0.0) + float(rect.get("width", "0")) + 0.8
+    assert len(rows) == 2
+    for width in rows.values():  # the chart's 480 units less its margins of 62 and 8
+        assert width == pytest.approx(410, abs=1)
+    words = [text.text or "" for text in root.iter(f"{SVG}text")]
+    assert "something new" in words
+    assert "slowest stage" not in words  # a thousandth is drawn and not named
+    assert "✗ no plan is possible" in words
+    assert len({letter for letter, _ in SHARES.values()}) == len(SHARES)
 
 
 @pytest.mark.parametrize("name", list(pictures()))

@@ -184,7 +184,7 @@ def test_plan_writes_report_and_pictures(tmp_path: Path, capsys: pytest.CaptureF
     assert json.loads(said.out)["plans"]
     assert f"wrote {out}" in said.err
     read(out.read_text(encoding="utf-8"))
-    names = {"memory", "time", "mesh", "timeline", "pareto", "scaling", "sensitivity"}
+    names = {"memory", "time", "mesh", "timeline", "pareto", "scaling", "shares", "sensitivity"}
     assert {file.stem for file in folder.iterdir()} == names
     assert "<style>" in (folder / "mesh.svg").read_text(encoding="utf-8")
     assert [file.name for file in tmp_path.iterdir() if file.name.startswith(".")] == []

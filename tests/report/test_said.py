@@ -47,7 +47,8 @@ def many(count: int) -> Plans:
             tp=some(1, 2, 3, 4, 5, 6, 8, 16), sp=some(0, 1), cp=some(1, 2, 3, 4, 5, 8),
             cp_kind=some(*map(int, CpKind)), pp=some(1, 2, 3, 4, 5, 8, 16), vp=some(1, 2, 3, 5),
             schedule=some(*map(int, Schedule)), dp=some(1, 2, 3, 4, 8, 64),
-            sharding=some(*map(int, Sharding)), replicas=some(1, 2, 3), ep=some(1, 2, 3, 8, 16), etp=some(1, 2, 3), mbs=some(1, 2, 3, 4),
+            sharding=some(*map(int, Sharding)), replicas=some(1, 2, 3),
+            ep=some(1, 2, 3, 8, 16), etp=some(1, 2, 3), mbs=some(1, 2, 3, 4),
             recompute_layers=some(0, 1, 2), recompute_modules=some(*(int(module) for module in Recompute)),
         )
     )  # fmt: skip

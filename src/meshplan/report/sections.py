@@ -11,6 +11,7 @@ from meshplan.report.chart_mesh import mesh_chart
 from meshplan.report.chart_pareto import pareto_chart
 from meshplan.report.chart_scaling import scaling_chart
 from meshplan.report.chart_sensitivity import sensitivity_chart
+from meshplan.report.chart_shares import shares_chart
 from meshplan.report.chart_timeline import timeline_chart
 from meshplan.report.chart_waterfall import waterfall_chart
 from meshplan.report.markup import Child, Html, h, join
@@ -235,6 +236,7 @@ def study_pictures(data: Data, words: Words) -> Iterator[tuple[str, Html, str]]:
     if data["scaling"]:
         points = data["scaling"]["points"]
         yield "scaling", scaling_chart(points, ranking["cluster"]["gpus"], words), ""
+        yield "shares", shares_chart(points, ranking["cluster"]["gpus"], words), words("shares.note")
     if data["sensitivities"]:
         yield "sensitivity", sensitivity_chart(data["sensitivities"], words), words("sensitivity.note")
 
