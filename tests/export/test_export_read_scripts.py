@@ -497,3 +497,122 @@ echo "${L[@]}" ${L[@]} $L
     ]
     assert words[0][12:16] == ["x", "y", "x y", "1"]
     assert words[1] == ["echo", "1", "2 3", "two", "words", "4", "1", "2", "3", "two", "words", "4", "1"]
+
+
+SWIFT = """\
+NPROC_PER_NODE=8 \\
+megatron sft \\
+    --model Qwen/Qwen3-30B-A3B-Base \\
+    --pipeline_model_parallel_size 2 \\
+    --expert_model_parallel_size 4 \\
+    --micro_batch_size 1 --global_batch_size 16 \\
+    --recompute_granularity full --recompute_method uniform --recompute_num_layers 1 \\
+    --max_length 8192 --sequence_parallel true
+"""
+
+
+def test_ms_swift_is_megatron_with_underscores() -> None:
+    reading = read(SWIFT)
+    plan, workload = reading.plan, reading.setting.workload
+    assert reading.kind == "megatron"
+    assert reading.setting.model.name == "qwen3-30b-a3b"
+    assert (plan.pp, plan.ep, plan.etp, plan.mbs) == (2, 4, 1, 1)
+    assert (workload.gbs, workload.seq, workload.precision) == (16, 8192, "bf16")
+    assert plan.recompute_layers == ALL_LAYERS
+    assert reading.setting.cluster.gpus == 8
+    assert read(SWIFT.replace("--expert_model_parallel_size 4 ", "--decoder_last_pipeline_num_layers 20 ")
+                ).plan.layout == (28, 20)  # fmt: skip
+    with pytest.raises(InputError, match="lora trains adapters"):
+        read(SWIFT.replace("--max_length", "--tuner_type lora --max_length"))
+    with pytest.raises(InputError, match="'some/where', which is not a known model; say which with --model"):
+        read(SWIFT.replace("Qwen/Qwen3-30B-A3B-Base", "some/where"))
+
+
+MODEL_CONFIG = """\
+ENV_VARS:
+  CUDA_DEVICE_MAX_CONNECTIONS: 1
+MODEL_ARGS:
+  --num-layers: 32
+  --hidden-size: 4096
+  --num-attention-heads: 32
+  --group-query-attention: true
+  --num-query-groups: 8
+  --ffn-hidden-size: 14336
+  --swiglu: true
+  --untie-embeddings-and-output-weights: true
+  --disable-bias-linear: true
+  --normalization: RMSNorm
+  --position-embedding-type: rope
+  --rotary-base: 500000
+  --vocab-size: 128256
+  --micro-batch-size: 1
+  --global-batch-size: 64
+  --seq-length: 8192
+  --tensor-model-parallel-size: 4
+  --sequence-parallel: true
+  --use-distributed-optimizer: true
+  --bf16: true
+  --data-path: ${DATA_PATH}/corpus
+  --log-throughput: false
+"""
+
+
+def test_a_test_configuration_of_megatron_is_read() -> None:
+    reading = read(MODEL_CONFIG)
+    assert reading.setting.model.name == "llama-3-8b"
+    assert (reading.plan.tp, reading.plan.sharding.label) == (4, "zero1")
+    with pytest.raises(InputError, match=r"--seq-length is \$SEQ, which has no value"):
+        read(MODEL_CONFIG.replace("8192", "${SEQ}"))
+    with pytest.raises(InputError, match="MODEL_ARGS must be a table"):
+        read("MODEL_ARGS:\nTEST: 1\n")
+
+
+TRAINER = """\
+model_name_or_path: meta-llama/Llama-3.1-8B
+stage: sft
+finetuning_type: full
+deepspeed: examples/deepspeed/ds_z3_config.json
+cutoff_len: 4096
+per_device_train_batch_size: 2
+gradient_accumulation_steps: 4
+bf16: true
+gradient_checkpointing: true
+"""
+AUTO = (
+    '{"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto",'
+    ' "zero_optimization": {"stage": 3}, "bf16": {"enabled": true}}'
+)
+
+
+def test_arguments_of_a_trainer_with_their_deepspeed_configuration() -> None:
+    beside = {"ds_z3_config.json": AUTO}
+    found = recognise(TRAINER, where="x", sibling=lambda name: beside.get(name.rpartition("/")[2]))
+    assert isinstance(found, Found)
+    reading = resolve(found, Given(gpus=8))
+    assert reading.setting.model.name == "llama-3.1-8b"
+    assert (reading.plan.mbs, reading.plan.sharding.label, reading.plan.dp) == (2, "zero3", 8)
+    assert (reading.setting.workload.gbs, reading.setting.workload.seq) == (64, 4096)
+    with pytest.raises(InputError, match="not beside it"):
+        read(TRAINER)
+    with pytest.raises(InputError, match="trains adapters"):
+        read(TRAINER.replace("finetuning_type: full", "finetuning_type: lora"))
+
+
+def test_a_flag_twice_is_refused_where_it_decides_and_noted_where_it_does_not() -> None:
+    plain = LLAMA_8B.replace("\\\n", " ") + "--micro-batch-size 1 --global-batch-size 8 --bf16"
+    text = plain + " --seq-length 4096 --clip-grad 1.0 --lr 1e-4 --clip-grad 1.0"
+    notes = " ".join(read(text).notes)
+    assert "--clip-grad is given twice" in notes
+    with pytest.raises(InputError, match="--seq-length is given twice"):
+        read(plain + " --seq-length 2048 --lr 1 --seq-length 4096")
+
+
+def test_products_of_numbers_in_modules_are_sizes() -> None:
+    import ast
+
+    from meshplan.export.trees import literal_of
+
+    assert literal_of(ast.parse("8 * 2048", mode="eval").body, "x") == 16_384
+    for text in ("8 * n", "f(2)", "2 ** 99", "8 * 2.5", "True * 2"):
+        with pytest.raises(InputError, match="not a plain value"):
+            literal_of(ast.parse(text, mode="eval").body, "x")

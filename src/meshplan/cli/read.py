@@ -34,6 +34,8 @@ app = cyclopts.App(name="read")
 
 WRONG = 1
 LIMIT_BYTES = 4 * MIB
+DEEPEST = 3
+"""Parts of a path that are looked for below the folder of the script that names it."""
 MAIN_FILES = {
     "megatron": ("megatron.args",), "megatron-bridge": ("meshplan_recipe.py",),
     "torchtitan": ("torchtitan.flags", "meshplan_titan.py"), "deepspeed": ("ds_config.json",),
@@ -108,18 +110,23 @@ def _input(file: str) -> tuple[str, str]:
 
 
 def _beside(file: str) -> Any:
-    """Files that a script names, by their last part, from the script's own folder."""
+    """Files that a script names, by the last parts of their path, from the script's own folder or below."""
     folder = Path(file).parent if file != "-" else None
 
     def sibling(name: str) -> str | None:
-        last = name.rpartition("/")[2]
-        if folder is None or not last or last.startswith("."):
+        parts = [part for part in name.split("/") if part]
+        if folder is None or not parts or any(part.startswith(".") for part in parts[-DEEPEST:]):
+            parts = parts[-1:] if parts and not parts[-1].startswith(".") else []
+        if folder is None:
             return None
-        path = folder / last
-        try:
-            return read_text(path, limit_bytes=LIMIT_BYTES, what="launch file") if path.is_file() else None
-        except (OSError, ValueError):
-            return None
+        for deep in range(1, min(DEEPEST, len(parts)) + 1):
+            path = folder.joinpath(*parts[-deep:])
+            try:
+                if path.is_file():
+                    return read_text(path, limit_bytes=LIMIT_BYTES, what="launch file")
+            except (OSError, ValueError, InputError):
+                return None
+        return None
 
     return sibling
 

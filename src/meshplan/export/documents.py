@@ -20,6 +20,7 @@ from meshplan.export.torchtitan_sources import titan_module, titan_toml
 
 KINDS = "Megatron-LM, Megatron-Bridge or NeMo, torchtitan, DeepSpeed, accelerate, meshplan"
 _OTHERS = {
+    "device_train_microbatch_size": "llm-foundry",
     "colossalai": "ColossalAI", "maxtext": "MaxText", "paddle.distributed": "PaddlePaddle",
     "llmfoundry": "llm-foundry", "llm-foundry": "llm-foundry", "axolotl": "Axolotl",
     "llamafactory": "LLaMA-Factory", "nanotron": "nanotron", "torchtune": "torchtune",

@@ -59,10 +59,14 @@ class Settings:
     """
 
     def __init__(
-        self, values: Mapping[str, Any], missing: Mapping[str, tuple[str, ...]] | None = None
+        self,
+        values: Mapping[str, Any],
+        missing: Mapping[str, tuple[str, ...]] | None = None,
+        twice: Mapping[str, str] | None = None,
     ) -> None:
         self.values = dict(values)
         self.missing = dict(missing or {})
+        self.twice = dict(twice or {})
         self.asked: set[str] = set()
 
     def has(self, name: str) -> bool:
@@ -71,8 +75,10 @@ class Settings:
         return self.values.get(name) is not None or name in self.missing
 
     def raw(self, name: str) -> Any:
-        """The value as it is; ``None`` where it is not there."""
+        """The value as it is; ``None`` where it is not there. Raises ``InputError`` for one given twice."""
         self.asked.add(name)
+        if name in self.twice:
+            raise InputError(self.twice[name])
         if name in self.missing:
             what = " and ".join(self.missing[name])
             raise InputError(f"{name} is {shown(what).strip(chr(39))}, which has no value in this file")
@@ -147,14 +153,15 @@ class Settings:
         return known[value]
 
 
-def options_of(words: Iterable[Word], flags_without_dashes: bool = False) -> tuple[Settings, list[str]]:
+def options_of(words: Iterable[Word], *, strict: bool = True) -> tuple[Settings, list[str]]:
     """``--flag value …`` words as settings, and the words that belong to no flag.
 
     A flag's values are the words up to the next one; none: ``True``, several: a list. Raises
-    ``InputError`` for a flag given twice.
+    ``InputError`` for a flag given twice; unless ``strict`` only once its value is asked for.
     """
     values: dict[str, Any] = {}
     missing: dict[str, tuple[str, ...]] = {}
+    twice: dict[str, str] = {}
     loose: list[str] = []
     name: str | None = None
     listed = list(words)
@@ -165,7 +172,9 @@ def options_of(words: Iterable[Word], flags_without_dashes: bool = False) -> tup
             if flag in values and (sep or values[flag] is not True):
                 after = listed[i + 1].text if not sep and i + 1 < len(listed) else value
                 old, new = _said(values[flag]), "again" if after.startswith("--") or not after else after
-                raise InputError(f"{flag} is given twice ({old} and {new}); keep one")
+                twice[flag] = f"{flag} is given twice ({old} and {new}); keep one"
+                if strict:
+                    raise InputError(twice[flag])
             values[flag] = value if sep else True
             name = None if sep else flag
             if word.missing:
@@ -177,7 +186,7 @@ def options_of(words: Iterable[Word], flags_without_dashes: bool = False) -> tup
                 missing[name] = (*missing.get(name, ()), *word.missing)
             old = values[name]
             values[name] = text if old is True else [*(old if isinstance(old, list) else [old]), text]
-    return Settings(values, missing), loose
+    return Settings(values, missing, twice), loose
 
 
 def _said(value: Any) -> str:

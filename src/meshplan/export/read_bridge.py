@@ -14,7 +14,7 @@ from meshplan.errors import InputError, shown
 from meshplan.export.bridge import PRECISIONS, numeric_fields, preset_of_recipe
 from meshplan.export.found import Found, Settings
 from meshplan.export.megatron_numerics import is_latent
-from meshplan.export.read_megatron import read_megatron
+from meshplan.export.read_megatron import known_flags, read_megatron
 from meshplan.export.read_megatron_numerics import as_said, differing
 from meshplan.export.shell_values import Word
 from meshplan.export.trees import literal_of, path_of
@@ -131,7 +131,10 @@ def override_words(words: Sequence[Word]) -> Settings:
             unknown = word.missing
         else:
             continue
-        if name != "recipe" and (values.get(name, value), missing.get(name, unknown)) != (value, unknown):
+        if name.rpartition(".")[2] in BRIDGE_FIELDS and (
+            values.get(name, value),
+            missing.get(name, unknown),
+        ) != (value, unknown):
             raise InputError(f"{name} is given twice ({values[name]} and {value}); keep one")
         values[name] = value
         if unknown:
@@ -207,6 +210,37 @@ def read_bridge(fields: Settings, what: str, environment: dict[str, str]) -> Fou
         )
     found.unknown = [path for path in values if path.partition(".")[0] not in _OTHER and path != "recipe"]
     _take_gpus(found, values)
+    return found
+
+
+def of_fields(
+    values: Mapping[str, Any],
+    missing: Mapping[str, tuple[str, ...]],
+    known: Model | None,
+    what: str,
+    environment: dict[str, str],
+) -> Found:
+    """What fields under Megatron's names say, ``known`` being the model that they train, if it is one."""
+    own = {name: value for name, value in values.items() if name not in missing}
+    plain = {
+        flag: value
+        for name, given in own.items()
+        if (flag := "--" + name.replace("_", "-")) in known_flags() and (value := _value(given)) is not None
+    }
+    flags = {"--use-distributed-optimizer": True, **plain, **_flags(own)}
+    if known is not None:
+        flags = {**_numbers(known), **flags, **_sizes(known)}
+    elif "--expert-model-parallel-size" in flags:
+        flags.setdefault("--num-experts", 1)  # how many is not known; the model is asked for
+    unknown = {
+        flag: names
+        for name, names in missing.items()
+        if (flag := BRIDGE_FIELDS.get(name, "--" + name.replace("_", "-")))
+    }
+    found = read_megatron(Settings(flags, unknown), what, environment)
+    if known is not None:
+        _take_recipe_model(found, known, set())
+    found.unknown = []
     return found
 
 

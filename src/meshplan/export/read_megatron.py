@@ -66,6 +66,8 @@ def read_megatron(args: Settings, what: str, environment: dict[str, str]) -> Fou
     _recompute(args, found)
     found.order = PP_BEFORE_DP if args.truth("--use-tp-pp-dp-mapping") else DEFAULT_ORDER
     found.connections = environment.get("CUDA_DEVICE_MAX_CONNECTIONS", "")
+    for flag in args.twice:
+        found.notes.append(f"{flag} is given twice; it does not bear on the plan, and the last value counts")
     found.unknown = [flag for flag in args.values if flag not in known_flags()]
     return found
 

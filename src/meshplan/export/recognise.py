@@ -15,6 +15,7 @@ from meshplan.export.manifests import is_manifest, read_manifest
 from meshplan.export.read_accelerate import read_accelerate
 from meshplan.export.scripts import read_script
 from meshplan.export.shell_follow import Sibling
+from meshplan.export.yaml_settings import is_trainer_yaml, read_model_args, read_trainer_yaml
 
 
 def recognise(text: str, *, where: str, sibling: Sibling = lambda name: None) -> Found | Mapping[str, Any]:
@@ -47,9 +48,11 @@ def _by_content(text: str, sibling: Sibling) -> Found | Mapping[str, Any]:
     tree = python_of(text)
     if tree is not None:
         return of_module(tree, text)
-    if re.search(
-        r"^(compute_environment|distributed_type|fsdp_config|parallelism_config):", text, re.MULTILINE
-    ):
+    if re.search(r"^MODEL_ARGS:\s*(#.*)?$", text, re.MULTILINE):
+        return read_model_args(text)
+    if is_trainer_yaml(text):
+        return read_trainer_yaml(text, sibling)
+    if re.search(r"^(compute_environment|distributed_type|parallelism_config):", text, re.MULTILINE):
         return read_accelerate(parse_table(text, toml=False, where="its YAML"), "an accelerate configuration")
     if _is_job(text):
         return parse_table(text, toml=False, where="it")

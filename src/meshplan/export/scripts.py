@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from meshplan.cluster.files import parse_table
 from meshplan.errors import InputError, shown
@@ -17,6 +18,7 @@ from meshplan.export.read_accelerate import read_accelerate
 from meshplan.export.read_bridge import override_words, read_bridge
 from meshplan.export.read_deepspeed import read_deepspeed
 from meshplan.export.read_megatron import OWN, read_megatron
+from meshplan.export.read_swift import SWIFT_TASKS, read_swift
 from meshplan.export.read_torchtitan import read_torchtitan
 from meshplan.export.shell import Script, read_shell
 from meshplan.export.shell_follow import Sibling
@@ -104,8 +106,11 @@ def _of_command(
     names = fields.values
     if any(_PARALLEL_FIELD.search(name) for name in names) or ("recipe" in names and len(names) > 1):
         return read_bridge(fields, f"{what} of Megatron-Bridge or NeMo", environment)
+    swift = _swift_words(command)
+    if swift is not None:
+        return read_swift(swift, f"{what} of ms-swift (Megatron)", environment)
     if sum(any(word == flag or word.startswith(flag + "=") for word in words) for flag in OWN) >= 2:
-        options, _ = options_of(_after_program(command))
+        options, _ = options_of(_after_program(command), strict=False)
         return read_megatron(options, f"{what} of Megatron-LM", environment)
     recipe = next((w for w in words if w.endswith(".py") and _sibling_python(sibling, w) is not None), None)
     if recipe is not None:
@@ -113,9 +118,17 @@ def _of_command(
     return _with_config(command, words, sibling, what)
 
 
+def _swift_words(command: Sequence[Word]) -> Sequence[Word] | None:
+    """The flags after ``megatron sft`` and its kin."""
+    for i, word in enumerate(command[:-1]):
+        if word.text.rpartition("/")[2] == "megatron" and command[i + 1].text in SWIFT_TASKS:
+            return command[i + 2 :]
+    return None
+
+
 _NO_TRAINING = re.compile(
     r"(pretrain_(bert|t5|ict|vlm|vision\w*|retro|biencoder|realm)|train_dualencoder|run_text_generation\w*|"
-    r"text_generation\w*|\w*inference\w*|\w*convert\w*|preprocess_data|evaluate\w*)\.py$"
+    r"text_generation\w*|generate\w*|\w*inference\w*|\w*convert\w*|preprocess_data|evaluate\w*)\.py$"
 )
 
 
@@ -187,21 +200,53 @@ def _with_config(command: Sequence[Word], words: list[str], sibling: Sibling, wh
         beside = sibling(name)
         if beside is None:
             raise InputError(f"{flag} names {shown(name)}, which is not beside it; read that file instead")
-        return _config_beside(beside, options, what)
+        return config_beside(beside, options, what)
     return None
 
 
-def _config_beside(text: str, options: Settings, what: str) -> Found:
+def config_beside(text: str, options: Settings, what: str, batch: Mapping[str, Any] | None = None) -> Found:
+    """A DeepSpeed or accelerate configuration with the flags of the script that names it.
+
+    ``batch`` holds sizes that the script says and the configuration leaves to it (``auto``).
+    """
     facts = read_facts(text)
     if text.lstrip().startswith("{"):
         base = read_json(text)
         data = json.loads(text)
+        for name, value in (batch or _batch_of(options)).items():
+            if data.get(name) in (None, "auto"):
+                data[name] = value
         found = read_deepspeed(data, f"{what} of DeepSpeed", options)
         found.model_name = found.model_name or base.model_name
     else:
         found = read_accelerate(
             parse_table(text, toml=False, where="its YAML"), f"{what} of accelerate", options
         )
-    found.seq = options.count("--seq-length") or options.count("--max_length") or found.seq
+    return trained_by_script(found, options, facts)
+
+
+def _batch_of(options: Settings) -> dict[str, Any]:
+    """Batch sizes among the flags of a training script that takes them from there."""
+    named = {
+        "train_micro_batch_size_per_gpu": "per_device_train_batch_size",
+        "gradient_accumulation_steps": "gradient_accumulation_steps",
+    }
+    found: dict[str, Any] = {}
+    for name, flag in named.items():
+        for spelled in (f"--{flag}", f"--{flag.replace('_', '-')}"):
+            value = options.count(spelled) if options.has(spelled) else None
+            if value is not None:
+                found[name] = value
+    return found
+
+
+def trained_by_script(found: Found, options: Settings, facts: Mapping[str, str]) -> Found:
+    """Model and sequence that the training script's own flags say, under the usual names."""
+    lengths = ("--seq-length", "--max_length", "--max_seq_length", "--max-seq-length", "--cutoff_len")
+    found.seq = next((options.count(name) for name in lengths if options.has(name)), None) or found.seq
+    models = ("--model_name_or_path", "--model-name-or-path", "--model", "--model_id", "--base_model")
+    named = next((options.raw(name) for name in models if options.has(name)), None)
+    if isinstance(named, str):
+        found.model_name = found.model_name or named
     take_facts(found, facts)
     return found

@@ -50,6 +50,18 @@ def titan_toml(table: Mapping[str, Any]) -> Settings:
 
 def titan_module(tree: ast.Module) -> Settings:
     """A configuration module as ``section.field`` settings, literals only."""
+    runs = [
+        node.name
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef)
+        and any(isinstance(call, ast.Call) and path_of(call.func)[-2:] == ["Trainer", "Config"]
+                for call in ast.walk(node))
+    ]  # fmt: skip
+    if len(runs) > 1:
+        raise InputError(
+            f"it holds {len(runs)} configurations ({runs[0]}, {runs[1]} ...); keep the one you mean, or read"
+            " the command that names it with --config"
+        )
     values: dict[str, Any] = {}
     constants = {
         node.targets[0].id: node.value.value
