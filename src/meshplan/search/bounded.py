@@ -24,7 +24,7 @@ from meshplan.search.pool import Pool
 
 LARGE = 150_000
 """Candidates after the rules about the mesh from which bounds are worth their cost."""
-FIRST = 512
+FIRST = 1024
 """Rows taken before the bar is looked at for the first time; doubled after each look."""
 MOST = 1 << 13
 NEAR = 0.02
@@ -50,6 +50,8 @@ class Bounded:
         self.size = FIRST
         self.open: list[tuple[Columns, _Tried]] = []
         """Pipelines with the best details found for them, which have no cut of their own yet."""
+        self.replicable: list[tuple[Columns, _Tried, Floats]] = []
+        """Pipelines with their best details and bounds, whose shards may be worth replicating."""
         self.layouts: dict[tuple[int, ...], int] = {}
         values = join.values
         self.first: Columns = {name: values[name][:1] for name in (*PIPELINE, *DETAILS)}
@@ -100,6 +102,7 @@ class Bounded:
             chunk = chunk[floor[chunk] <= self.bar]
             self._whole(meshes, floor, chunk)
             at, size = at + size, min(2 * size, MOST)
+        self._replicate_all()
         self._own_cuts()
         funnel, pool = self.join.funnel, self.pool
         if not pool.feasible and not pool.too_big:
@@ -110,6 +113,9 @@ class Bounded:
         return {"memory": too_big, "slow": funnel.candidates - known}
 
     def _limit(self, meshes: Plans) -> float:
+        known = getattr(self.cost_model, "memory_limit", None)
+        if known is not None:
+            return float(known(self.setting.cluster))
         return float(self.cost_model.price(*self.setting, meshes.take(slice(0, 1))).memory_limit_bytes)
 
     def _of_objective(self, meshes: Plans, step: Floats, memory: Floats) -> Floats:
@@ -213,7 +219,26 @@ class Bounded:
         gain = (tried.step[open_] * (1 - EPSILON) > bound[open_]) & (tried.step[open_] < self.far)
         if gain.any():
             self.open.append((_some(whole, open_[gain]), tried.take(open_[gain])))
-        self._replicate(whole, rows, tried, bound)
+        self._later(whole, rows, tried, bound)
+
+    def _later(self, whole: Columns, rows: Ints, tried: _Tried, bound: Floats) -> None:
+        """Keep those of these pipelines whose shards may be worth replicating."""
+        if len(self.join.values["replicas"]) > 1:
+            gain = np.maximum(tried.others[rows], bound[rows]) < tried.step[rows] * (1 - EPSILON)
+            kept = rows[gain & (tried.others[rows] <= self.bar)]
+            if len(kept):
+                self.replicable.append((_some(whole, kept), tried.take(kept), bound[kept]))
+
+    def _replicate_all(self) -> None:
+        """Replicas for all that were kept, at once: a table costs as much as a thousand of its rows."""
+        if not self.replicable:
+            return
+        names = self.replicable[0][0]
+        columns = {name: np.concatenate([own[name] for own, _, _ in self.replicable]) for name in names}
+        tried = _Tried.joined([own for _, own, _ in self.replicable])
+        columns["row"] = np.arange(len(tried.step))
+        bound = np.concatenate([own for _, _, own in self.replicable])
+        self._replicate(columns, columns["row"], tried, bound)
 
     def _replicate(self, whole: Columns, rows: Ints, tried: _Tried, bound: Floats) -> None:
         """Replicas of the shards, where the transfers of data parallelism are what keeps a plan from being

@@ -18,6 +18,7 @@ from meshplan.cost.full.cut import choose_layouts
 from meshplan.cost.full.distinct import distinct
 from meshplan.cost.full.layers import Priced, price_layers
 from meshplan.cost.full.memory import COMMUNICATOR_BYTES, CONTEXT_BYTES
+from meshplan.cost.full.stages import V_SHAPED
 from meshplan.cost.full.states import states
 from meshplan.cost.full.step import hop_seconds, part_means, pipeline_parts
 from meshplan.plan.plans import Plans
@@ -51,7 +52,10 @@ def pipeline_floors(c: Context, bar: float) -> tuple[Floats, Plans]:
     Plans that take longer than ``bar`` even with stages of equal work get that bound, and no layout.
     """
     priced = price_layers(c)
-    step = (_balanced(c, priced) + c.stack.step_s) * (1.0 + _spread(c))
+    folded = np.isin(c.plans.schedule, [int(s) for s in V_SHAPED])
+    # On a V, stages of unequal work can fit together a little better than equal ones.
+    slack = np.where(folded, 1 - SLACK, 1.0)
+    step = (_balanced(c, priced) * slack + c.stack.step_s) * (1.0 + _spread(c))
     rows = np.flatnonzero(step <= bar)
     if not len(rows):
         return step, c.plans
