@@ -227,11 +227,16 @@ def why_answer(answer: Data, words: Words) -> Html:
 def _fix(fix: Data, words: Words) -> str:
     """One change that was tried: what to do otherwise, and the plan that comes of it."""
     changes = [
-        f"{c['name'].replace('_', ' ')} {_amount(c['name'], c['old'])} → {_amount(c['name'], c['new'])}"
+        f"{_changed(c['name'], words)} {_amount(c['name'], c['old'])} → {_amount(c['name'], c['new'])}"
         for c in fix["changes"]
     ]
     told = (step_time(fix["step_s"]), format_bytes(fix["memory_bytes"]))
     return f"{', '.join(changes)}: {' '.join(fix['plan'].split())}, {told[0]}, {told[1]}"
+
+
+def _changed(name: str, words: Words) -> str:
+    """What people call what was changed; degrees keep their names."""
+    return words(f"change.{name}") if f"change.{name}" in words.texts else name.replace("_", " ")
 
 
 def _amount(name: str, value: Any) -> str:
