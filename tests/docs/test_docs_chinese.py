@@ -31,7 +31,9 @@ def blocks(text: str) -> list[tuple[str, str]]:
         if info.startswith("{toctree}"):
             continue
         picture = info.startswith("{picture}")
-        found.append(("{picture}" if picture else info, STRING.sub('""', body) if picture else body))
+        numbers = " ".join(sorted(re.findall(r"\d[\d,]*", info)))
+        head = f"{{picture}} {numbers}" if picture else info
+        found.append((head, STRING.sub('""', body) if picture else body))
     return found
 
 
