@@ -31,7 +31,7 @@ def blocks(text: str) -> list[tuple[str, str]]:
         if info.startswith("{toctree}"):
             continue
         picture = info.startswith("{picture}")
-        numbers = " ".join(sorted(re.findall(r"\d[\d,]*", info)))
+        numbers = " ".join(sorted(re.findall(r"\d[\d,]*\d|\d", info)))
         head = f"{{picture}} {numbers}" if picture else info
         found.append((head, STRING.sub('""', body) if picture else body))
     return found
