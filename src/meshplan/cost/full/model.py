@@ -71,6 +71,10 @@ class FullModel:
 
         return floor_seconds(costs)
 
+    def memory_limit(self, cluster: Cluster) -> float:
+        """Bytes a plan may fill."""
+        return memory_limit(cluster)
+
     def price(self, model: Model, cluster: Cluster, workload: Workload, plans: Plans) -> Costs:
         """Step time and peak memory of every plan."""
         return self.price_batches(model, cluster, workload, plans, None)
