@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 
 import numpy as np
@@ -20,9 +21,9 @@ BOUNDS = {
     "looped-bfs": (0.0, 0.11, 0.01),
     "zb-h1": (0.0, 0.07, 0.02),
     "zb-h2": (0.0, 0.10, 0.02),
-    "zb-v": (0.0, 0.08, 0.05),
-    "v-half": (0.02, 0.12, 0.06),
-    "v-min": (0.13, 0.20, 0.25),
+    "zb-v": (0.0, 0.06, 0.04),
+    "v-half": (0.02, 0.07, 0.05),
+    "v-min": (0.02, 0.07, 0.05),
     "dualpipe": (0.0, 0.09, 0.03),
     "dualpipe-v": (0.0, 0.09, 0.05),
 }
@@ -60,6 +61,38 @@ def test_error_is_bounded(name: str) -> None:
     assert worst_error(name, spread=0.0, hop=0.0, seed=1) <= equal + 1e-9
     assert worst_error(name, spread=0.2, hop=0.0, seed=2) <= uneven
     assert worst_error(name, spread=0.0, hop=0.05, seed=3) <= hops
+
+
+# Largest error over the grid below with (equal stages, a heavier last stage and a lighter first one).
+GRID_BOUNDS = {"zb-v": (0.05, 0.06), "v-half": (0.05, 0.10), "v-min": (0.06, 0.07)}
+
+
+@pytest.mark.parametrize("name", GRID_BOUNDS)
+@pytest.mark.parametrize("ends", [False, True])
+def test_schedules_on_a_v_over_a_grid(name: str, ends: bool) -> None:
+    """Few and many micro-batches, backward and weight gradient from less than the forward to nearly twice of
+    it, with and without hops: a few per cent at most, in the median one to three."""
+    errors = []
+    for ranks, rounds in itertools.product((2, 4, 6, 8, 12), (2, 4, 12)):
+        order = make_order(name, ranks=ranks, micro_batches=ranks * rounds)
+        size = np.ones(2 * ranks) / 2
+        if ends:
+            size[0] *= 0.9
+            size[-1] *= 1.3
+        held = np.array([0, 2 * ranks - 1])
+        for b, w, hop in itertools.product((0.9, 1.3, 1.8), (0.5, 1.1), (0.0, 0.05)):
+            times = (size, b * size, w * size)
+            run = simulate(order, **dict(zip(KINDS, times, strict=True)), p2p=hop / 2)
+            sums = [x.sum() for x in times]
+            total, _ = step_time(
+                CODES[name], ranks, 2, ranks * rounds, *(x[held].sum() for x in times), *sums, hop / 2
+            )
+            errors.append(abs(float(total) / run.step - 1))
+    assert max(errors) <= GRID_BOUNDS[name][ends]
+    assert np.median(errors) <= 0.03
+
+
+KINDS = ("forward", "backward_input", "weight")
 
 
 @pytest.mark.parametrize("name", ["dualpipe", "dualpipe-v"])

@@ -214,7 +214,7 @@ def plan_of(flags: PlanFlags, asked: Question, *, torch: bool) -> Plan:
         recompute_layers=layers,
         recompute_modules=modules,
     )
-    check_layers(plan, len(asked.model.layers))
+    check_layers(plan, len(asked.model.layers), chosen=flags.layout is None)
     setting = Setting(asked.model, asked.cluster, asked.workload)
     wrong = broken(setting, plan, CHECKED)
     if wrong:
@@ -227,10 +227,11 @@ def plan_of(flags: PlanFlags, asked: Question, *, torch: bool) -> Plan:
     return plan
 
 
-def check_layers(plan: Plan, layers: int) -> None:
-    """Raises ``InputError`` where a stage is to recompute more layers than it holds."""
-    held = -(-layers // plan.pp)
-    if plan.layout is not None and len(plan.layout) == plan.pp * plan.vp:
+def check_layers(plan: Plan, layers: int, *, chosen: bool) -> None:
+    """Raises ``InputError`` where a stage is to recompute more layers than it holds; where the layout is
+    still to be ``chosen``, a rank may get a layer more a stage than if they were even."""
+    held = -(-layers // plan.pp) + (plan.vp if chosen and plan.pp > 1 else 0)
+    if not chosen and plan.layout is not None and len(plan.layout) == plan.pp * plan.vp:
         home = rank_of_stage(len(plan.layout), plan.pp, v_shaped=plan.schedule in V_KINDS)
         held = max(
             sum(n for n, r in zip(plan.layout, home, strict=True) if r == rank) for rank in range(plan.pp)

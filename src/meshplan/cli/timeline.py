@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import cyclopts
-import numpy as np
 from cyclopts import Group, Parameter
 
 from meshplan.cli.estimate import STACK, PlanFlags, plan_of, read_layers
@@ -21,7 +20,7 @@ from meshplan.cost.full.model import FullModel
 from meshplan.cost.full.stack import load_stack
 from meshplan.errors import InputError, MeshplanError
 from meshplan.plan.kinds import Schedule
-from meshplan.plan.plans import AUTO_LAYERS, AUTO_LAYOUT, DEFAULT_ORDER, Plan, Plans
+from meshplan.plan.plans import DEFAULT_ORDER, Plan
 from meshplan.plan.rules import Setting
 from meshplan.report.pipeline_view import (
     PlanRun,
@@ -35,7 +34,7 @@ from meshplan.report.screen import Screen
 from meshplan.report.timeline_svg import draw_svg
 from meshplan.report.timeline_trace import write_trace
 from meshplan.schedule.generate import SCHEDULES, make_order, usual_group
-from meshplan.search.fidelity import simulate_all
+from meshplan.search.one import price_one
 from meshplan.units import format_bytes
 
 app = cyclopts.App(name="timeline", help_formatter=HelpFormatter())
@@ -133,11 +132,7 @@ def _run(full: FullModel, asked: Question, plan: Plan, flags: PlanFlags, *, unfi
         vp=plan.vp if SCHEDULES[name].vp is None else None,
         group=usual_group(name, ranks=plan.pp, micro_batches=batches, vp=plan.vp),
     )  # fmt: skip
-    plans = Plans.of(plan, order=flags.order or DEFAULT_ORDER)
-    if flags.layout is None:
-        plans = plans.replace(layout=np.full(1, AUTO_LAYOUT))
-    priced = full.price(*setting, plans)
-    costs = simulate_all(full, setting, priced, auto=plan.recompute_layers == AUTO_LAYERS)
+    costs = price_one(full, setting, plan, order=flags.order or DEFAULT_ORDER, cut=flags.layout is None)
     pipelines = full.pipelines(*setting, costs.plans)
     return PlanRun(setting=setting, costs=costs, pipelines=pipelines, run=pipelines.simulation(0))
 

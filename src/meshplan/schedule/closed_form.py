@@ -21,6 +21,7 @@ import numpy.typing as npt
 from meshplan.schedule.generate import smallest_group
 
 Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
 
 CODES: dict[str, int] = {
     "gpipe": 0,
@@ -54,6 +55,8 @@ class _Case(NamedTuple):
     fr: Floats
     br: Floats
     wr: Floats
+    h: Floats
+    """A hop, for the schedules whose shapes have hops of their own."""
 
 
 def step_time(
@@ -103,16 +106,29 @@ def step_time(
     for one in np.unique(code).astype(int).tolist():
         rows = np.flatnonzero(code == one)
         fr, br, wr = (np.maximum(s[rows] - x[rows], 0.0) for s, x in ((f_sum, f), (b_sum, b), (w_sum, w)))
-        case = _Case(p[rows], v[rows], m[rows], f[rows], b[rows], w[rows], fr, br, wr)
-        waits, shown = _HOPS[one](case)
-        hops = np.where(hidden[rows], waits, shown) * hop[rows]
-        own = _BUBBLES[one](case)
+        case = _Case(p[rows], v[rows], m[rows], f[rows], b[rows], w[rows], fr, br, wr, hop[rows])
+        if one in (CODES["v-half"], CODES["v-min"]):
+            own, hops = _memory_efficient(_BUBBLES[one], case, hidden[rows]), np.zeros(len(rows))
+        else:
+            waits, shown = _HOPS[one](case)
+            own, hops = _BUBBLES[one](case), np.where(hidden[rows], waits, shown) * hop[rows]
         if one in (CODES["dualpipe"], CODES["dualpipe-v"]):
             paired = ~np.isnan(share[rows])
             own = np.where(paired, _paired_bubble(case, share[rows]), own)
             work[rows] -= np.where(paired, _time_saved(case, share[rows]), 0.0)
         bubble[rows] = np.where(case.p > 1, own + hops, 0.0)
     return (bubble + work).reshape(shape), bubble.reshape(shape)
+
+
+def _memory_efficient(bubble: Callable[[_Case], Floats], c: _Case, overlapped: Bools) -> Floats:
+    """V-Half and V-Min: a sender that is held makes every forward and input gradient longer by a hop."""
+    held = np.where(overlapped, 0.0, 2 * c.h)  # a rank has two stages
+    longer = c._replace(
+        f=c.f + held, b=c.b + held, fr=c.fr + (c.p - 1) * held, br=c.br + (c.p - 1) * held,
+        h=np.where(overlapped, c.h, 0.0),
+    )  # fmt: skip
+    found: Floats = bubble(longer) + 2 * c.m * held
+    return found
 
 
 def _flush(c: _Case) -> Floats:
@@ -152,34 +168,67 @@ def _zb_v(c: _Case) -> Floats:
 
 
 def _v_half(c: _Case) -> Floats:
-    """The last two shapes grow with the micro-batches: forward and backward too unequal for the pattern."""
+    """The last shapes grow with the micro-batches: forward and backward too unequal for the pattern, in which
+    two neighbouring ranks, or all of them, wait for each other in turn."""
     even = 1 - c.p % 2
     weights = (c.p - even) * c.w / 2
+    others = np.maximum(c.p - 1, 1.0)
+    turn = np.maximum(c.p - c.p % 2, 1.0)
+    there, back = 2 * (5 * c.p - 4) * c.h, (4 * c.p - 6) * c.h
+    f, b = c.fr / others, c.br / others
+    all_f, all_b = 2 * (c.f + c.fr) / c.p, 2 * (c.b + c.br) / c.p
+    work = c.f + c.b + c.w
+    fill_b, fill_f = 2 * (c.fr + c.br) + 5 * c.f - 3 * c.b, 2 * (c.fr + c.br) - 5 * c.f + 7 * c.b
     return (
         _most(
-            c.fr + 2 * even * c.f + 3 * c.br - weights,
-            2 * c.fr + even * c.f + 2 * c.br + even * c.b - weights,
-            2 * c.fr + c.br,
-            c.m * (2 * c.b - 2 * c.f - c.w) + 2 * (c.fr + c.br) + 5 * c.f - 3 * c.b + c.w,
-            c.m * (2 * c.f - 2 * c.b - c.w) + 2 * (c.fr + c.br) - 5 * c.f + 7 * c.b - weights,
+            c.fr + 2 * even * c.f + 3 * c.br - weights + there,
+            2 * c.fr + even * c.f + 2 * c.br + even * c.b - weights + there,
+            2 * c.fr + c.br + there,
+            2 * c.m * (c.b + b + c.w / 2 + 2 * c.h - work) + fill_b + c.w + 2 * back,
+            2 * c.m * (c.f + f + c.w / 2 + 2 * c.h - work) + fill_f - weights + 2 * back,
+            2 * c.m * (all_b + c.w / turn + 4 * (1 - 1 / turn) * c.h - work) + fill_b + c.w + 2 * back,
+            2 * c.m * (all_f + c.w / turn + 4 * (1 - 1 / turn) * c.h - work) + fill_f - weights + 2 * back,
         )
         / 2
     )
 
 
 def _v_min(c: _Case) -> Floats:
-    """As V-Half; its pattern holds only if twice the forward or backward does not exceed the other two."""
+    """As V-Half; here three neighbouring ranks wait for each other as soon as three times the forward or the
+    backward is more than a rank's work, with four hops a micro-batch, or as many ranks as threes go into,
+    with up to six; where work decides, hops add two to three a micro-batch. Two ranks have shapes of their
+    own."""
     weights = (c.wr + 3 * c.w) / 3
-    return (
-        _most(
-            (8 * c.fr + 5 * c.br) / 3 - weights,
-            (5 * c.fr + 8 * c.br) / 3 - weights,
-            (8 * c.fr + 2 * c.br) / 3,
-            c.m * (4 * c.b - 2 * c.f - 2 * c.w) + 2 * (c.fr + c.br) + 2 * c.f - 4 * c.b + c.w,
-            c.m * (4 * c.f - 2 * c.b - 2 * c.w) + 2 * (c.fr + c.br) - 4 * c.f + 2 * c.b + c.w,
-        )
-        / 2
+    others = np.maximum(c.p - 1, 1.0)
+    threes = np.maximum(3 * np.floor(c.p / 3), 1.0)
+    near, far = 4.0, 6 * (1 - 1 / threes)
+    f, b = c.fr / others, c.br / others
+    all_f, all_b = 3 * (c.f + c.fr) / c.p, 3 * (c.b + c.br) / c.p
+    work = c.f + c.b + c.w
+    there = 2 * c.h * np.maximum(np.where(c.p > 6, 8 / 3, 2.0) * c.m + 4 * c.p - 7, 6 * c.p - 10)
+    back = 2 * (4 * c.p - 8) * c.h
+    fill_b, fill_f = 2 * (c.fr + c.br) + 2 * c.f - 4 * c.b + c.w, 2 * (c.fr + c.br) - 4 * c.f + 2 * c.b + c.w
+    # The pattern of a rank is that of the third one after it.
+    third = c.p % 3
+    rest = (
+        np.where(third == 0, 5 * c.f + 2 * c.b - c.w, np.where(third == 2, c.f - 5 * c.b + 4 * c.w, 0.0)) / 3
     )
+    two = _most(
+        3 * c.f - c.b + c.w + 2 * (c.m + 1) * c.h,
+        2 * c.m * ((c.f + c.w) / 2 + c.b + b + 2 * c.h - work) + 3 * c.f + 4 * c.h,
+        2 * c.m * ((c.b + c.w) / 2 + c.f + f + 2 * c.h - work) + 3 * c.b + 4 * c.h,
+        2 * c.m * (3 / 4 * (c.f + f + c.b + b) + 2 * c.h - work) + work + 4 * c.h,
+    )
+    more = _most(
+        (8 * c.fr + 5 * c.br) / 3 - weights + rest + there,
+        (5 * c.fr + 8 * c.br) / 3 - weights + there,
+        (8 * c.fr + 2 * c.br) / 3 + there,
+        2 * c.m * (c.b + 2 * b + near * c.h - work) + fill_b + back,
+        2 * c.m * (c.f + 2 * f + near * c.h - work) + fill_f + back,
+        2 * c.m * (all_b + far * c.h - work) + fill_b + back,
+        2 * c.m * (all_f + far * c.h - work) + fill_f + back,
+    )
+    return np.where(c.p > 2, more, two) / 2
 
 
 def _dualpipe(c: _Case) -> Floats:
@@ -229,8 +278,8 @@ _BUBBLES: list[Callable[[_Case], Floats]] = [
     _dualpipe_v,
 ]
 
-# Hops the step waits for, by schedule: (sender goes on, sender is held). Of the first kind 1F1B and V-Min
-# have some for every micro-batch: they keep only as many alive as ranks without hops need.
+# Hops the step waits for, by schedule: (sender goes on, sender is held). Of the first kind 1F1B has some for
+# every micro-batch: it keeps only as many alive as ranks without hops need. V-Half and V-Min have their own.
 _HOPS: list[Callable[[_Case], tuple[Floats, Floats]]] = [
     lambda c: (2 * (c.p - 1), 2 * (c.m + c.p - 2)),
     lambda c: (2 * (c.p - 1) * c.m / c.p + 2 * (c.p - 2), 2 * (c.m + c.p) - 5),
@@ -239,8 +288,8 @@ _HOPS: list[Callable[[_Case], tuple[Floats, Floats]]] = [
     lambda c: (4 * (c.p - 1), 2 * (c.v * c.m + c.p) - 5),
     lambda c: (c.p - 1, 2 * c.m - 5),
     lambda c: (5 * c.p - 7, 4 * c.m),
-    lambda c: (5 * c.p - 4, 4 * c.m + 3 * c.p),
-    lambda c: (6 * (c.p - 2) / np.maximum(c.p - 1, 1) * c.m + 4 * c.p - 8, 6 * c.m + 2 * c.p),
+    lambda c: (0.0 * c.m, 0.0 * c.m),
+    lambda c: (0.0 * c.m, 0.0 * c.m),
     lambda c: (5 * c.p / 2 - 3, 2 * c.m + 0.7 * c.p),
     lambda c: (5 * (c.p - 1), 4 * c.m + c.p),
 ]

@@ -139,6 +139,31 @@ def refine(
     return costs, found if complete else replace(found, margin=_margin(costs, found))
 
 
+def simulate_row(
+    cost_model: CostModel,
+    setting: Setting,
+    costs: Costs,
+    simulated: Simulated,
+    row: int,
+    *,
+    auto: bool,
+    objective: Objective,
+) -> tuple[Costs, Simulated]:
+    """A refined ranking with one more plan simulated, one that is wanted for another reason than its time; it
+    is left out if it then does not fit."""
+    found = _simulate(simulating(cost_model), setting, costs.take(np.array([row])), auto)
+    others = np.delete(np.arange(len(costs.step_s)), row)
+    fits = bool(found.fits[0])
+    rows = np.append(simulated.rows[others], [True] * fits)
+    together, places = Costs.concatenate([costs.take(others), found.take(found.fits)]), np.append(others, row)
+    first = values(together, objective, setting.cluster.gpus_per_node)
+    index = order(first, together.step_s, places[: len(rows)])
+    counted = replace(
+        simulated, rows=rows[index], plans=simulated.plans + 1, unfit=simulated.unfit + (not fits)
+    )
+    return together.take(index), counted
+
+
 class _Refining:
     """The state of one refinement: bounds of all plans, coarse or close, and those simulated."""
 

@@ -19,8 +19,17 @@ from meshplan.search.advice import nothing_left
 from meshplan.search.bounded import LARGE, NEAR, Bounded, Told
 from meshplan.search.bounds import can_bound
 from meshplan.search.candidates import MESH, Funnel, Join
+from meshplan.search.cuts import own_cuts
 from meshplan.search.exists import any_fits
-from meshplan.search.fidelity import SURE, Fidelity, Simulated, refine, simulating
+from meshplan.search.fidelity import (
+    SURE,
+    Fidelity,
+    Simulated,
+    can_simulate,
+    refine,
+    simulate_row,
+    simulating,
+)
 from meshplan.search.objective import Objective, complexity, tied
 from meshplan.search.pool import Pool, no_costs
 from meshplan.search.ranking import Counts, Ranking
@@ -43,7 +52,7 @@ def search(
     rules: Sequence[Rule] | None = None,
     keep: int = KEEP,
     advise: bool = True,
-    fidelity: Fidelity = "estimate",
+    fidelity: Fidelity | None = None,
     sure: int = SURE,
     objective: Objective = "step",
     band: float = 0.0,
@@ -57,7 +66,8 @@ def search(
     the ones about dimensions that ``space`` chooses). ``keep``: how many of the best plans are kept; the
     counts cover all. ``advise``: when nothing fits, search for the number of GPUs that would. ``fidelity``:
     ``estimate`` ranks by the cost model's closed form; ``simulate`` simulates the pipelines of the best
-    plans, as many as it takes to be certain of the first ``sure`` (``search.fidelity``).
+    plans, as many as it takes to be certain of the first ``sure`` (``search.fidelity``); left out, it is
+    simulate where the cost model can, as on the command line.
 
     ``objective``: what ranks the plans: ``step`` (``mfu`` and ``cost`` follow from it on one cluster),
     ``memory`` or ``simplicity``. ``band``: plans whose step times differ by less, relatively, are tied, and
@@ -74,15 +84,20 @@ def search(
     space = Space() if space is None else space
     cost_model = cost_model_named() if cost_model is None else cost_model
     setting = Setting(model, cluster, workload)
+    if fidelity is None:
+        fidelity = "simulate" if can_simulate(cost_model) else "estimate"
     if fidelity == "simulate":
         simulating(cost_model)
     rules = _rules(cost_model, space, setting) if rules is None else tuple(rules)
     funnel = Funnel()
-    join = Join(setting, space, rules, funnel, cuts=bool(getattr(cost_model, "chooses_layouts", False)))
+    cuts = bool(getattr(cost_model, "chooses_layouts", False))
+    join = Join(setting, space, rules, funnel, cuts=cuts)
     pool, skipped = _explored(join, cost_model, keep, objective, band, told)
     costs, simulated = pool.ranked(), None
+    auto = all(layers == AUTO_LAYERS for layers, _ in space.recompute)
+    if skipped and cuts and set(space.layout) == {"auto"}:
+        costs = own_cuts(cost_model, setting, costs, auto=auto, objective=objective)
     if fidelity == "simulate":
-        auto = all(layers == AUTO_LAYERS for layers, _ in space.recompute)
         complete = len(costs.step_s) == pool.feasible and not skipped.get("slow")
         costs, simulated = refine(
             cost_model, setting, costs, sure=sure, auto=auto, objective=objective, complete=complete
@@ -90,6 +105,12 @@ def search(
         if skipped and objective in ("step", "mfu", "cost"):
             simulated = _within(simulated, costs, pool.least * (1 + NEAR))
     simpler = _simplest_first(costs, objective, band, cluster)
+    # The plan shown first is simulated, also where it is first for its simplicity.
+    while simulated is not None and len(simpler) and not simulated.rows[simpler[0]]:
+        costs, simulated = simulate_row(
+            cost_model, setting, costs, simulated, int(simpler[0]), auto=auto, objective=objective
+        )
+        simpler = _simplest_first(costs, objective, band, cluster)
     if simulated is not None:
         simulated = replace(simulated, rows=simulated.rows[simpler])
     unfit = 0 if simulated is None else simulated.unfit
@@ -124,7 +145,15 @@ def search(
     def ask(other: Setting, wider: Space) -> Ranking | None:
         if not possible(other, wider):
             return None
-        return search(*other, space=wider, cost_model=cost_model, keep=1, advise=False, objective=objective)
+        return search(
+            *other,
+            space=wider,
+            cost_model=cost_model,
+            keep=1,
+            advise=False,
+            objective=objective,
+            fidelity="estimate",
+        )
 
     nothing = nothing_left(ranking, setting, funnel, works)
     if not can_bound(cost_model):  # the textbook prices no other space

@@ -11,10 +11,10 @@ from starlette.responses import HTMLResponse, Response
 from meshplan.cli.estimate import STACK, PlanFlags, plan_of
 from meshplan.cli.plan import no_plan
 from meshplan.cli.question import Question
-from meshplan.cost.full.explain import explain
 from meshplan.cost.full.model import FullModel
 from meshplan.cost.full.stack import load_stack
 from meshplan.errors import InputError
+from meshplan.plan.rules import Setting
 from meshplan.report import sections
 from meshplan.report.compare import compare_data
 from meshplan.report.estimate_view import estimate_data
@@ -25,6 +25,7 @@ from meshplan.report.plan_rows import ranking_data
 from meshplan.report.resume import report_of_estimate
 from meshplan.report.studies import gpu_counts
 from meshplan.report.words import Words
+from meshplan.search.one import explain_one
 from meshplan.search.ranking import Ranking
 from meshplan.web import answer
 from meshplan.web.asked import Visit
@@ -273,7 +274,8 @@ def _estimate(address: Address) -> dict[str, Any]:
         model=asked.model, cluster=asked.cluster, workload=asked.workload, space=asked.space, cost_model=full
     )
     plan = plan_of(flags, whole, torch=False)
-    found = explain(full, asked.model, asked.cluster, asked.workload, plan, order=asked.space.order)
+    setting = Setting(asked.model, asked.cluster, asked.workload)
+    found = explain_one(full, setting, plan, order=asked.space.order, cut=flags.layout is None)
     return estimate_data(found, asked.model, asked.cluster, asked.workload)
 
 

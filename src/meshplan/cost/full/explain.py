@@ -17,11 +17,12 @@ from meshplan.cost.full.context import Context
 from meshplan.cost.full.layers import price_layers
 from meshplan.cost.full.memory import Peak, peak
 from meshplan.cost.full.model import PEAK_OF, FullModel
+from meshplan.cost.full.pipeline import pipelines
 from meshplan.cost.full.stack import FITTED, Stack
 from meshplan.model.flops import ForwardFlops, flop_per_token, layer_flops
 from meshplan.model.layers import Layer, Moe
 from meshplan.model.model import Model
-from meshplan.plan.kinds import CpKind, Recompute, Sharding
+from meshplan.plan.kinds import CpKind, Recompute, Schedule, Sharding
 from meshplan.plan.plans import DEFAULT_ORDER, Plan, Plans
 from meshplan.plan.workload import Workload
 
@@ -101,10 +102,16 @@ def explain(
     plan: Plan,
     *,
     order: tuple[str, ...] = DEFAULT_ORDER,
+    costs: Costs | None = None,
+    simulated: bool = False,
 ) -> Explanation:
-    """The price of ``plan`` under ``full``, taken apart. Raises what pricing raises."""
-    plans = Plans.of(plan, order=order)
-    costs = full.price(model, cluster, workload, plans)
+    """The price of ``plan`` under ``full``, taken apart. Raises what pricing raises.
+
+    ``costs``: its price, if that is known (one row); ``simulated``: with time and memory as simulated.
+    """
+    if costs is None:
+        costs = full.price(model, cluster, workload, Plans.of(plan, order=order))
+    plans = costs.plans
     profile = full.profile or profile_of(cluster.gpu)
     context = Context(
         model=model, cluster=cluster, workload=workload, plans=plans, stack=full.stack, profile=profile
@@ -120,8 +127,8 @@ def explain(
         stack=full.stack,
         hfu=float(costs.mfu[0]) * (1 + again),
         peak_flops=best,
-        stages=tuple(_stages(context, memory)),
-        terms=tuple(_terms(context, costs)),
+        stages=tuple(_simulated_stages(context) if simulated else _stages(context, memory)),
+        terms=tuple(_terms(context, costs, simulated=simulated)),
         assumptions=(*costs.assumptions, *_assumptions(context)),
     )
 
@@ -137,6 +144,32 @@ def _stages(c: Context, memory: Peak) -> Iterator[Stage]:
                 head=bool(c.last[0, i] > 0),
                 memory={name: float(value[0, i]) for name, value in memory.parts.items()},
             )
+
+
+def _simulated_stages(c: Context) -> Iterator[Stage]:
+    """As ``_stages``, with the activations every rank keeps alive in the simulation; of ranks that hold the
+    same, the memory of the fullest."""
+    pipes = pipelines(c)
+    ranks, alive, counts = int(c.plans.pp[0]), pipes.alive(0), pipes.layers_of(0)
+    home = pipes.home[0, : len(counts)]
+    held = np.bincount(home, weights=counts, minlength=ranks)
+    first, last = {int(home[0])}, {int(home[-1])}
+    if c.plans.schedule[0] == Schedule.DUALPIPE and ranks > 1:  # two copies, from both ends
+        held = (held + held[::-1]) / 2
+        first = last = first | last
+    found: dict[tuple[int, bool, bool], list[int]] = {}
+    for rank in range(ranks):
+        found.setdefault((int(held[rank]), rank in first, rank in last), []).append(rank)
+    for (layers, embedding, head), alike in found.items():
+        parts = [pipes.rank_parts(0, rank, float(alive[rank])) for rank in alike]
+        yield Stage(
+            ranks=len(alike),
+            first_rank=alike[0],
+            layers=layers,
+            embedding=embedding,
+            head=head,
+            memory=max(parts, key=lambda memory: sum(memory.values())),
+        )
 
 
 def recomputed_flops(model: Model, seq: int, c: Context, memory: Peak) -> float:
@@ -175,7 +208,7 @@ def module_flops(layer: Layer, flops: ForwardFlops, modules: Recompute) -> float
 # ── what is known how well ───────────────────────────────────────────────────────────────────────
 
 
-def _terms(c: Context, costs: Costs) -> Iterator[Term]:
+def _terms(c: Context, costs: Costs, *, simulated: bool) -> Iterator[Term]:
     """The evidence behind every part of the time and memory that is not zero."""
     used = {name for parts in (costs.time, costs.hidden) for name, v in parts.items() if float(v[0]) > 0}
     for parts, what, evidence in _curves(c.profile, c):
@@ -210,7 +243,9 @@ def _terms(c: Context, costs: Costs) -> Iterator[Term]:
         parts=tuple(p for p in ("bubble", "imbalance") if p in used),
         what="order of the schedule",
         provenance=COUNTED,
-        source="closed form, bounded against an exact simulation in the tests",
+        source="simulated action by action"
+        if simulated
+        else "closed form, bounded against an exact simulation in the tests",
     )
     yield Term(
         parts=("weights", "gradients", "optimizer", "activations"),

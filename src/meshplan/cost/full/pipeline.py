@@ -165,6 +165,17 @@ class Pipelines:
         fixed = np.asarray(sum(value[row, :ranks] for value in self.memory.values()))
         return np.asarray(fixed + (1 + self.fragmentation) * alive)
 
+    def alive(self, row: int) -> Floats:
+        """(ranks,): most bytes of activations alive on every rank of one plan, as simulated."""
+        return self._ranks_alive(np.array([row]), self.activations)[0, : int(self.plans.pp[row])]
+
+    def rank_parts(self, row: int, rank: int, alive: float) -> dict[str, float]:
+        """Bytes of one rank by part while activations of ``alive`` bytes are."""
+        parts = {name: float(value[row, rank]) for name, value in self.memory.items()}
+        parts["activations"] += alive
+        parts["fragmentation"] += self.fragmentation * alive
+        return parts
+
     def layers_to_fit(self, rows: Ints, limit: float) -> Ints:
         """Layers to recompute on every rank so that plans ``rows`` fit into ``limit`` bytes: a guess that is
         to be simulated again, as what is recomputed needs room of its own."""
