@@ -73,9 +73,9 @@ class Links:
 
 
 def tensor_parallel(
-    layer: Layer, hidden: int, keys: LayerKeys, links: Links, group: Group, stack: Stack
+    layer: Layer, hidden: int, keys: LayerKeys, links: Links, group: Group, span: Ints, stack: Stack
 ) -> tuple[Floats, Floats, Floats]:
-    """Forward, backward and hidden seconds of TP.
+    """Forward, backward and hidden seconds of TP; ``span``: ranks between neighbours.
 
     With SP every block gathers its input and scatters its output: an all-gather and a reduce-scatter of
     the whole stream, forward and backward; without SP an all-reduce each way (arXiv 2205.05198, 4.2.2).
@@ -86,7 +86,6 @@ def tensor_parallel(
     blocks += int(layer.mlp is not None and (not isinstance(layer.mlp, Moe) or layer.mlp.shared_width > 0))
     if layer.parallel:
         blocks = min(blocks, 1)
-    span = np.ones(len(keys), dtype=np.int64)
     gather = links.seconds("all_gather", size, group, span) + links.seconds(
         "reduce_scatter", size, group, span
     )

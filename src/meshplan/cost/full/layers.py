@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from meshplan.cluster.curves import gemm_seconds, membound_seconds
 from meshplan.cost.costs import Floats
 from meshplan.cost.full.activations import LayerActivations, layer_activations
@@ -60,6 +58,8 @@ def price_layers(c: Context) -> Priced:
         p.etp,
         p.mbs,
         p.recompute_modules,
+        c.spans["tp"],
+        c.spans["etp"],
         c.spans["cp"],
         c.spans["ep"],
     )
@@ -78,16 +78,17 @@ def price_layers(c: Context) -> Priced:
         precision=c.workload.precision,
         rotary=not c.model.positions,
     )
-    ones = np.ones(len(keys), dtype=np.int64)
     groups = {
-        "tp": group(k.tp, ones, c.domain),
+        "tp": group(k.tp, c.spans["tp"][index], c.domain),
         "cp": group(k.cp, c.spans["cp"][index], c.domain),
         "ep": group(k.ep, c.spans["ep"][index], c.domain),
-        "etp": group(k.etp, ones, c.domain),
+        "etp": group(k.etp, c.spans["etp"][index], c.domain),
     }
     times, activations = [], []
     for layer in c.kinds:
-        tp_f, tp_b, tp_h = tensor_parallel(layer, c.model.hidden, keys, c.links, groups["tp"], c.stack)
+        tp_f, tp_b, tp_h = tensor_parallel(
+            layer, c.model.hidden, keys, c.links, groups["tp"], c.spans["tp"][index], c.stack
+        )
         core_f, core_b = attention_core(layer, keys, c.profile, c.stack)
         cp_f, cp_b, cp_h = context_parallel(layer, keys, c.links, groups["cp"], core_f, core_b, c.stack)
         ep_f, ep_h = expert_parallel(

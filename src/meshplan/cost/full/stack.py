@@ -35,6 +35,7 @@ FITTED: Mapping[str, tuple[str, ...]] = {
     "host_tp_s": ("host",),
     "host_micro_s": ("host",),
     "partial_graph_host": ("host",),
+    "split_backward": ("host",),
     "step_s": ("step overhead",),
     "straggler": ("straggler",),
 }
@@ -136,6 +137,10 @@ class Stack:
     """*Fitted*: seconds a tensor-parallel collective costs on the host."""
     host_micro_s: float = 0.0
     """*Fitted*: seconds a micro-batch costs outside the layers (embedding, loss, schedule)."""
+    synchronous: bool = False
+    """The host computes itself (a CPU): what it needs to launch work is added to it, not hidden beside it."""
+    split_backward: float = 1.0
+    """*Fitted*: backward in two halves (zero-bubble schedules) over backward in one."""
     step_s: float = 0.0
     """*Fitted*: fixed seconds a step (data, logging, optimizer's host time)."""
     moe_imbalance: float = 1.0

@@ -14,8 +14,13 @@ from meshplan.cost.full.layers import Priced
 from meshplan.cost.full.memory import recomputed_share
 from meshplan.cost.full.sync import Shards, beyond, gradient_transfers, reductions
 from meshplan.cost.full.topology import group
+from meshplan.model.layers import Moe
+from meshplan.plan.kinds import Schedule
 from meshplan.plan.plans import Ints
 from meshplan.schedule.closed_form import step_time
+
+SPLIT_BACKWARD = (Schedule.ZB_H1, Schedule.ZB_V, Schedule.DUALPIPE_V)
+"""Schedules that compute weight gradients apart from those of inputs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,11 +73,18 @@ def _gpu_time(c: Context, priced: Priced) -> _GpuTime:
     )
 
 
+def runs_ahead(c: Context) -> bool:
+    """Whether the host may launch the next direction while the GPU is busy with this one, so that a
+    micro-batch takes the longer of both in all. Counts of routed tokens, which every MoE layer reads back,
+    stop it."""
+    return not c.stack.synchronous and not any(isinstance(kind.mlp, Moe) for kind in c.kinds)
+
+
 def rank_work(c: Context, priced: Priced, recomputed: Floats) -> Work:
     """Work of every rank type; ``recomputed``: share of its layers computed twice.
 
     The host launches forward, and backward with what is recomputed; the slower of host and GPU sets
-    the pace, in each direction apart.
+    the pace, of both directions together where the host runs ahead, otherwise of each.
     """
     first, of = distinct((priced.of_plan, c.splits.of_plan))
     gpu = _gpu_time(c.take(first), priced.take(first)).gather(of)
@@ -81,11 +93,19 @@ def rank_work(c: Context, priced: Priced, recomputed: Floats) -> Work:
     forward = gpu.forward
     if gpu.host.any() or c.stack.host_micro_s:
         ends = np.where(c.first + c.last > 0, c.stack.host_micro_s / 2, 0.0)
-        waits = np.maximum(gpu.host + ends - forward, 0.0)
+        beside = 0.0 if c.stack.synchronous else 1.0
+        waits = np.maximum(gpu.host + ends - beside * forward, 0.0)
         launching = gpu.host * (c.stack.host_backward + recomputed) + ends
-        host = waits + np.maximum(launching - (both - forward), 0.0)
+        host = waits + np.maximum(launching - beside * (both - forward), 0.0)
+        if runs_ahead(c):
+            host = np.minimum(host, np.maximum(gpu.host + ends + launching - both, 0.0))
+            waits = np.minimum(waits, host)
         forward = forward + waits
         both = both + host
+    if c.stack.split_backward > 1.0:
+        zero_bubble = np.isin(c.plans.schedule, SPLIT_BACKWARD)[:, None]
+        apart = np.where(zero_bubble, (c.stack.split_backward - 1.0) * (both - forward), 0.0)
+        host, both = host + apart, both + apart
     weight = np.minimum(gpu.weight, both - forward)
     gather_f, gather_b, hidden = gathering(c, forward, both - forward)
     return Work(
