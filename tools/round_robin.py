@@ -3,9 +3,9 @@
     torchrun … tools/round_robin.py FOLDER
 
 FOLDER holds ``runs.json`` (``rounds``, ``steps``, and runs as ``meshplan measure`` writes them); rank 0
-writes ``samples.json`` and, a line for each round and plan, ``results.jsonl``. A machine that is slow for a while
-is so for every plan and for the calibration: one after the other in processes of their own they would see
-different machines.
+writes ``samples.json`` and, a line for each round and plan, ``results.jsonl``. A machine that is slow for a
+while is so for every plan and for the calibration: one after the other in processes of their own they would
+see different machines.
 """
 
 from __future__ import annotations
