@@ -143,3 +143,17 @@ def test_on_the_command_line(capsys: pytest.CaptureFixture[str], monkeypatch: py
     assert [c["name"] for c in data["what_if"]["changes"]] == ["nic", "gbs"]
     assert data["what_if"]["before"]["step_s"] == data["plans"][0]["step_s"]
     assert data["sensitivities"]["binding"] == "peak"
+
+
+def test_overlap_of_data_parallelism_is_that_of_fsdp_too() -> None:
+    """FSDP's gathers and scatters of weights hide behind computing as gradient sync does: off is off for
+    both."""
+    found = what_if(case("full"), "overlap_dp=off")
+    stack = found.case.cost_model.stack  # type: ignore[attr-defined]
+    assert (stack.dp_overlap, stack.fsdp_overlap) == (False, 0.0)
+
+
+def test_memory_is_told_as_gpus_show_it() -> None:
+    """141 GB are 131.3 GiB; an 80 GB H100 has 80 GiB."""
+    (change,) = what_if(case("full"), "memory=141GB").changes
+    assert (change.old, change.new) == ("80.0 GiB", "131.3 GiB")

@@ -20,10 +20,10 @@ from meshplan.search.reasons_compare import (
     with_peak,
     with_scaleup,
 )
-from meshplan.search.what_if_software import Changed, factor_of, known_software, software
+from meshplan.search.what_if_software import Changed, factor_of, known_software, software, told_software
 from meshplan.units import (
     format_bandwidth,
-    format_bytes_as_sold,
+    format_bytes,
     format_flops,
     parse_bandwidth,
     parse_bytes,
@@ -99,7 +99,9 @@ def _changed(case: Case, name: str, value: str) -> tuple[Case, Changed]:
         return replace(case, cost_model=model[0]), model[1]
     known = [*HARDWARE, *WORKLOAD, "gpus", "gpu", "gpus_per_node", *known_software(case.cost_model)]
     close = nearest(name, known, 2)
-    ask = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known)}"
+    named = [*HARDWARE, *WORKLOAD, "gpus", "gpu", "gpus_per_node", *told_software(case.cost_model)]
+    more = "" if len(named) == len(known) else " and the numbers of a stack"
+    ask = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(named)}{more}"
     own = case.cost_model.name
     raise InputError(f"--what-if: nothing called {shown(name)} to change in the {own} cost model; {ask}")
 
@@ -112,17 +114,11 @@ class _Number:
     form: Callable[[float], str]
 
 
-def _latency(cluster: Cluster, factor: float) -> Cluster:
-    return replace(cluster, tiers=tuple(replace(t, latency_s=t.latency_s * factor) for t in cluster.tiers))
-
-
 _PEAK = _Number(
     amount=lambda c: c.gpu.peak_flops.get("bf16") or max(c.gpu.peak_flops.values()), scaled=with_peak,
     parse=parse_flops, form=format_flops,
 )  # fmt: skip
-_MEMORY = _Number(
-    amount=lambda c: c.gpu.hbm_bytes, scaled=with_memory, parse=parse_bytes, form=format_bytes_as_sold
-)
+_MEMORY = _Number(amount=lambda c: c.gpu.hbm_bytes, scaled=with_memory, parse=parse_bytes, form=format_bytes)
 _NETWORK = _Number(
     amount=lambda c: c.tiers[1].bandwidth if len(c.tiers) > 1 else None, scaled=with_network,
     parse=parse_bandwidth, form=format_bandwidth,

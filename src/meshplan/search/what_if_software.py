@@ -50,6 +50,11 @@ def known_software(model: CostModel) -> list[str]:
     return ["stack", *_SHARES, *_NAMES, *own]
 
 
+def told_software(model: CostModel) -> list[str]:
+    """Of what ``software`` can change, what has a name of its own: the scalars of a stack are left out."""
+    return list(_HANDBOOK) if isinstance(model, Handbook) else ["stack", *_SHARES, *_NAMES]
+
+
 def software(model: CostModel, name: str, value: str) -> tuple[CostModel, Changed] | None:
     """The cost model after the change; ``None`` where it has nothing of this name. Raises ``InputError``."""
     if isinstance(model, Handbook) and name in _HANDBOOK:
@@ -70,6 +75,8 @@ def software(model: CostModel, name: str, value: str) -> tuple[CostModel, Change
     field = _NAMES.get(name, name)
     old = getattr(model.stack, field)
     found = {field: _typed(name, value, old)}
+    if name == "overlap_dp" and not found[field]:  # FSDP's transfers are data parallelism's as well
+        found["fsdp_overlap"] = 0.0
     changed = Changed(name=name, old=_said(old), new=_said(found[field]))
     return replace(model, stack=replace(model.stack, **found)), changed
 
