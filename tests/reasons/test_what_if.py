@@ -33,7 +33,7 @@ def case(cost_model: str = "handbook") -> Case:
 
 
 def best(cluster, workload, cost_model) -> float:
-    found = search(MODEL, cluster, workload, cost_model=cost_model, advise=False)
+    found = search(MODEL, cluster, workload, cost_model=cost_model, advise=False, fidelity="estimate")
     return float(found.costs.step_s[0])
 
 

@@ -228,9 +228,9 @@ def plan_of(flags: PlanFlags, asked: Question, *, torch: bool) -> Plan:
 
 
 def check_layers(plan: Plan, layers: int, *, chosen: bool) -> None:
-    """Raises ``InputError`` where a stage is to recompute more layers than it holds; where the layout is
-    still to be ``chosen``, a rank may get a layer more a stage than if they were even."""
-    held = -(-layers // plan.pp) + (plan.vp if chosen and plan.pp > 1 else 0)
+    """Raises ``InputError`` where a rank is to recompute more layers than it holds; of layers that do not
+    divide, while the layout is still to be ``chosen``, it may get one more a stage than if they were even."""
+    held = -(-layers // plan.pp) + (plan.vp if chosen and layers % (plan.pp * plan.vp) else 0)
     if not chosen and plan.layout is not None and len(plan.layout) == plan.pp * plan.vp:
         home = rank_of_stage(len(plan.layout), plan.pp, v_shaped=plan.schedule in V_KINDS)
         held = max(

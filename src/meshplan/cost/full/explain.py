@@ -12,7 +12,7 @@ from meshplan.cluster.cluster import Cluster
 from meshplan.cluster.curves import gemm_curve
 from meshplan.cluster.profile import Profile, profile_of
 from meshplan.cluster.profile_data import Evidence
-from meshplan.cost.costs import Costs
+from meshplan.cost.costs import Costs, Floats
 from meshplan.cost.full.context import Context
 from meshplan.cost.full.layers import price_layers
 from meshplan.cost.full.memory import Peak, peak
@@ -152,7 +152,7 @@ def _simulated_stages(c: Context) -> Iterator[Stage]:
     pipes = pipelines(c)
     ranks, alive, counts = int(c.plans.pp[0]), pipes.alive(0), pipes.layers_of(0)
     home = pipes.home[0, : len(counts)]
-    held = np.bincount(home, weights=counts, minlength=ranks)
+    held: Floats = np.bincount(home, weights=counts, minlength=ranks).astype(np.float64)
     first, last = {int(home[0])}, {int(home[-1])}
     if c.plans.schedule[0] == Schedule.DUALPIPE and ranks > 1:  # two copies, from both ends
         held = (held + held[::-1]) / 2
