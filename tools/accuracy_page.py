@@ -196,8 +196,8 @@ def _lines(
         " shares of them that an H100's kernels reach. *calibrated curves*: what `meshplan calibrate`"
         " measured beside the runs. *curves and stack*: also the stack's scalars, fitted on these"
         " runs (`meshplan calibrate --from results.jsonl`). *each plan held back*: every plan estimated by"
-        " a fit on the others, which has not seen it; a plan that is alone in what it does (the only one that gathers"
-        " with every second micro-batch, say) is then estimated with a scalar that nothing has set."
+        " a fit on the others, which has not seen it; a plan that is alone in what it does (the only one that"
+        " gathers with every second micro-batch, say) is then estimated with a scalar that nothing has set."
         " *one half for the other*: how well the measurement predicts itself, the even rounds the odd ones:"
         " no estimate can be asked for more.",
         "",
