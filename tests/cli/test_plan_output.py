@@ -278,3 +278,21 @@ class TestTable:
     def test_bar(self, share: float, text: str) -> None:
         assert bar(share, 4) == text
         assert math.isclose(len(bar(0.37, 9)), 9)
+
+
+def test_rows_of_virtual_stages_fit_eighty_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names go short before they run over: vpN alone then says that stages are interleaved."""
+    run = ["plan", "llama-3.1-70b", "--gpu", "h100-sxm", "--gpus", "64", "--seq", "8192", "--gbs", "512"]
+    outputs = {}
+    for width in ("80", "120"):
+        monkeypatch.setenv("COLUMNS", width)
+        assert main([*run, "--pp", "2", "--vp", "1,10,14"]) == 0
+        outputs[width] = capsys.readouterr().out
+        assert max(map(display_width, outputs[width].splitlines())) <= int(width)
+    note = "vpN: N virtual stages a rank, interleaved\n"
+    assert note in outputs["80"]
+    assert note not in outputs["120"]
+    assert " mbs1 interleaved " in outputs["120"]
+    assert " mbs1 interleaved " not in outputs["80"].partition("≈:")[0]

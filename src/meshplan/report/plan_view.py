@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from meshplan.cost.costs import Costs, Floats
-from meshplan.plan.kinds import Schedule, Sharding
+from meshplan.plan.kinds import CpKind, Schedule, Sharding
 from meshplan.plan.plans import ALL_LAYERS, Ints, Plans
 from meshplan.report.parts import bars, step_time, wrap
 from meshplan.report.plan_rows import beyond, module_names
 from meshplan.report.screen import Screen, bar, printable
-from meshplan.report.table import Column, markdown, table
+from meshplan.report.table import Column, least_width, markdown, table
 from meshplan.schedule.layout_string import short_layout
 from meshplan.search.band import error_band
 from meshplan.search.pool import first_of_mesh
@@ -39,8 +39,11 @@ def plan_text(ranking: Ranking, top: int, screen: Screen) -> str:
     lines += [*(wrap(simulated, screen.width) if simulated else []), ""]
     if len(ranking):
         shown = shown_rows(ranking, top)
-        head, *rows = table(plan_columns(ranking, shown), screen.width)
+        columns, short = _fitting(ranking, shown, screen.width)
+        head, *rows = table(columns, screen.width)
         lines += [screen.bold(head), *rows]
+        if short and (ranking.costs.plans.vp[shown] > 1).any():
+            lines += wrap("vpN: N virtual stages a rank, interleaved", screen.width)
         lines += [line for text in _ties(ranking, shown) for line in wrap(text, screen.width)]
         lines += ["", *_best(ranking, screen)]
     lines += [line for text in _closing(ranking, top) for line in wrap(text, screen.width)]
@@ -70,7 +73,17 @@ def _folded(ranking: Ranking) -> bool:
     return bool(len(ranking)) and ranking.space.size != "plain" and by_time
 
 
-def plan_columns(ranking: Ranking, shown: Sequence[int], *, bars: bool = True) -> list[Column]:
+def _fitting(ranking: Ranking, shown: Sequence[int], width: int) -> tuple[list[Column], bool]:
+    """The columns as full as fit into ``width``; and whether the names of plans are in short."""
+    ways = ((True, False), (True, True), (False, True))
+    found = [(plan_columns(ranking, shown, bars=bars, short=short), short) for bars, short in ways]
+    found.append(([column for column in found[-1][0] if column.title != "MFU"], True))
+    return next((way for way in found if least_width(way[0]) <= width), found[-1])
+
+
+def plan_columns(
+    ranking: Ranking, shown: Sequence[int], *, bars: bool = True, short: bool = False
+) -> list[Column]:
     """The columns of the ranked table for the plans of rows ``shown``."""
     costs, gpus = ranking.costs.take(np.asarray(shown, dtype=np.int64)), ranking.cluster.gpus
     rows, fastest = range(len(shown)), float(ranking.costs.step_s.min())
@@ -80,7 +93,7 @@ def plan_columns(ranking: Ranking, shown: Sequence[int], *, bars: bool = True) -
     full = [f"{bar(memory[i] / limit, 6)} " if bars else "" for i in rows]
     return [
         Column(title="#", cells=[str(i + 1) for i in shown], right=True),
-        Column(title="plan, inner to outer", cells=plan_names(costs.plans, ranking.space.order)),
+        Column(title="plan, inner to outer", cells=plan_names(costs.plans, ranking.space.order, short=short)),
         Column(
             title="step", cells=[_about(ranking, shown[i]) + step_time(step[i]) for i in rows], right=True
         ),
@@ -96,8 +109,9 @@ def plan_columns(ranking: Ranking, shown: Sequence[int], *, bars: bool = True) -
     ]
 
 
-def plan_names(plans: Plans, order: Sequence[str]) -> list[str]:
-    """Each plan in words people type, inner to outer: ``tp4 cp2 dp4 pp2 mbs1``; what is usual is left out."""
+def plan_names(plans: Plans, order: Sequence[str], *, short: bool = False) -> list[str]:
+    """Each plan in words people type, inner to outer: ``tp4 cp2 dp4 pp2 mbs1``; what is usual is left out,
+    in ``short`` also that virtual stages are interleaved."""
     moe = bool((plans.ep > 1).any() or (plans.etp > 1).any())
     dims = [dim for dim in order if dim != "ep"] + (["ep", "etp"] if moe else [])
     dims += (["vp"] if bool((plans.vp > 1).any()) else []) + ["mbs"]
@@ -106,13 +120,16 @@ def plan_names(plans: Plans, order: Sequence[str]) -> list[str]:
     names = []
     for i in range(len(plans)):
         name = " ".join(column[i].ljust(size) for column, size in zip(words, sizes, strict=True))
-        names.append(" ".join([name, *_extras(plans, i)]).rstrip())
+        names.append(" ".join([name, *_extras(plans, i, short)]).rstrip())
     return names
 
 
-def _extras(plans: Plans, i: int) -> list[str]:
+def _extras(plans: Plans, i: int, short: bool) -> list[str]:
     schedule, sharding = Schedule(int(plans.schedule[i])), Sharding(int(plans.sharding[i]))
-    words = [schedule.label] if plans.pp[i] > 1 and schedule is not Schedule.ONE_F_ONE_B else []
+    usual = schedule is Schedule.ONE_F_ONE_B or (short and schedule is Schedule.INTERLEAVED)
+    words = [schedule.label] if plans.pp[i] > 1 and not usual else []
+    kind = CpKind(int(plans.cp_kind[i]))
+    words += [kind.label] if plans.cp[i] > 1 and kind is not CpKind.RING else []
     words += [sharding.label] if sharding is not Sharding.ZERO1 else []
     layers = int(plans.recompute_layers[i])
     words += [f"re{layers}" if layers < ALL_LAYERS else "re-all"] if layers else []

@@ -73,6 +73,11 @@ def pad(text: str, size: int, *, right: bool = False) -> str:
     return space + text if right else text + space
 
 
+def least_width(columns: Sequence[Column]) -> int:
+    """Columns that the table takes with all left out that may be."""
+    return _width([column for column in columns if not column.priority])
+
+
 def _size(column: Column) -> int:
     return max(display_width(cell) for cell in (column.title, *column.cells))
 
