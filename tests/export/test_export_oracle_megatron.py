@@ -81,7 +81,6 @@ def arguments(job: Job) -> dict[str, list[str]]:
 def transformer_config(args: dict[str, list[str]]) -> Any:
     """``TransformerConfig`` from our flags, as ``core_transformer_config_from_args`` makes it."""
     import torch
-    import torch.nn.functional as F  # noqa: N812
     from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
     def one(flag: str) -> int | None:
@@ -94,8 +93,13 @@ def transformer_config(args: dict[str, list[str]]) -> Any:
         "num_attention_heads": one("--num-attention-heads"),
         "num_query_groups": one("--num-query-groups"),
         "kv_channels": one("--kv-channels"),
-        "gated_linear_unit": "--swiglu" in args,
-        "activation_func": F.silu if "--swiglu" in args else F.gelu,
+        "gated_linear_unit": "--swiglu" in args or "--quick-geglu" in args,
+        "activation_func": activation(args),
+        "layernorm_epsilon": float(args.get("--norm-epsilon", ["1e-5"])[0]),
+        "attention_dropout": float(args["--attention-dropout"][0]),
+        "hidden_dropout": float(args["--hidden-dropout"][0]),
+        "init_method_std": float(args.get("--init-method-std", ["0.02"])[0]),
+        "no_rope_freq": int(args["--no-rope-freq"][0]) if "--no-rope-freq" in args else None,
         "add_bias_linear": "--disable-bias-linear" not in args,
         "tensor_model_parallel_size": one("--tensor-model-parallel-size"),
         "sequence_parallel": "--sequence-parallel" in args,
@@ -138,12 +142,27 @@ def transformer_config(args: dict[str, list[str]]) -> Any:
             "qk_head_dim": one("--qk-head-dim"),
             "qk_pos_emb_head_dim": one("--qk-pos-emb-head-dim"),
             "v_head_dim": one("--v-head-dim"),
+            "rope_type": args["--rope-type"][0],
+            "rotary_base": one("--rotary-base"),
+            "rotary_scaling_factor": float(args.get("--rotary-scaling-factor", ["1"])[0]),
+            "mscale": float(args.get("--mscale", ["1"])[0]),
+            "mscale_all_dim": float(args.get("--mscale-all-dim", ["0"])[0]),
         }
         fields.pop("kv_channels")
         fields.pop("num_query_groups")
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         return kind(**fields)
+
+
+def activation(args: dict[str, list[str]]) -> Any:
+    """As ``core_transformer_config_from_args`` chooses it."""
+    import torch.nn.functional as F  # noqa: N812
+    from megatron.core.activations import quick_gelu, squared_relu
+
+    if "--quick-geglu" in args:
+        return quick_gelu
+    return squared_relu if "--squared-relu" in args else F.silu if "--swiglu" in args else F.gelu
 
 
 def jobs(count: int, seed: str, **kind: Any) -> list[Job]:
@@ -311,3 +330,83 @@ def test_explained_rules_exist() -> None:
 
 def test_the_environment_was_left_alone() -> None:
     assert os.environ.get("WORLD_SIZE") is None
+
+
+ROTARY = (
+    "llama-2-7b", "llama-3-8b", "llama-3.1-8b", "llama-3.2-1b", "qwen3-8b", "glm-4.5-air", "gpt-neox-20b",
+    "phi-4", "mistral-small-24b", "deepseek-v3", "deepseek-v2-lite", "moonlight-16b-a3b",
+)  # fmt: skip
+
+
+def launch_arguments(name: str) -> dict[str, list[str]]:
+    from meshplan.cluster.presets import cluster_of
+    from meshplan.model.presets import preset
+    from meshplan.plan.plans import Plan
+    from meshplan.plan.rules import Setting
+    from meshplan.plan.workload import Workload
+
+    setting = Setting(preset(name), cluster_of("h100-sxm", 8), Workload(seq=2048, gbs=8))
+    return arguments(Job(setting=setting, plan=Plan(dp=8), asked_model=name))
+
+
+@pytest.mark.parametrize("name", ROTARY)
+def test_megatrons_frequencies_are_the_published_models(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The angles that Megatron makes of our flags, against those of transformers for the same model."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers", reason="ORACLE NOT RUN: transformers is not installed")
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    from meshplan.model.presets import preset
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: "cpu")
+    rope, args = preset(name).rope, launch_arguments(name)
+    assert rope is not None
+    latent = "--multi-latent-attention" in args
+    dim = int(args["--qk-pos-emb-head-dim" if latent else "--kv-channels"][0])
+    parameters = {
+        "rope_type": {"plain": "default"}.get(rope.kind, rope.kind), "rope_theta": rope.base,
+        "factor": rope.factor, "original_max_position_embeddings": rope.original,
+        "low_freq_factor": rope.low, "high_freq_factor": rope.high, "beta_fast": rope.beta_fast,
+        "beta_slow": rope.beta_slow, "mscale": rope.mscale, "mscale_all_dim": rope.mscale_all_dim,
+        "partial_rotary_factor": rope.fraction,
+    }  # fmt: skip
+    if rope.kind == "plain":
+        width = int(dim * rope.fraction)
+        theirs = 1.0 / rope.base ** (torch.arange(0, width, 2).float() / width)
+    else:
+        config = transformers.LlamaConfig(
+            hidden_size=dim * 8, num_attention_heads=8, head_dim=dim, max_position_embeddings=131072,
+            rope_parameters={k: v for k, v in parameters.items() if v is not None},
+        )  # fmt: skip
+        theirs, _ = ROPE_INIT_FUNCTIONS[rope.kind](config, torch.device("cpu"))
+    assert torch.allclose(frequencies(args, dim), theirs.float(), rtol=1e-5)
+
+
+def frequencies(args: dict[str, list[str]], dim: int) -> Any:
+    """Megatron's own inverse frequencies, from the flags as its models and latent attention use them."""
+    from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
+    from megatron.core.models.common.embeddings.yarn_rotary_pos_embedding import YarnRotaryEmbedding
+
+    def number(flag: str, usual: float) -> float:
+        return float(args.get(flag, [str(usual)])[0])
+
+    base, share = int(args["--rotary-base"][0]), number("--rotary-percent", 1)
+    if args.get("--rope-type", ["rope"])[0] == "yarn":
+        made = YarnRotaryEmbedding(
+            dim, rotary_base=base, scaling_factor=number("--rotary-scaling-factor", 1),
+            original_max_position_embeddings=4096, beta_fast=32, beta_slow=1,
+            mscale=number("--mscale", 1), mscale_all_dim=number("--mscale-all-dim", 0),
+            use_cpu_initialization=True,
+        )  # fmt: skip
+        import torch
+        from megatron.core.models.common.embeddings import yarn_rotary_pos_embedding as yarn
+
+        low, high = yarn._yarn_find_correction_range(32, 1, dim, base, 4096, True)
+        mask = 1.0 - yarn._yarn_linear_ramp_mask(low, high, dim // 2, torch.device("cpu")).to(
+            dtype=torch.float32
+        )
+        return made.inv_freq_inter * (1 - mask) + made.inv_freq_extra * mask
+    return RotaryEmbedding(
+        dim, rotary_percent=share, rotary_base=base, rope_scaling="--use-rope-scaling" in args,
+        rope_scaling_factor=number("--rope-scaling-factor", 8), use_cpu_initialization=True,
+    ).inv_freq  # fmt: skip

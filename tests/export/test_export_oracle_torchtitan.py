@@ -185,6 +185,39 @@ def test_a_plain_llama_of_any_size_loads_and_counts(tmp_path: Path, monkeypatch:
     assert sum(p.numel() for p in built.parameters()) == int(model_parameters(model).total)
 
 
+@pytest.mark.parametrize("name", [*FLAVORS, "mistral-large-123b"])
+def test_the_configuration_has_the_models_rotary_embedding(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Base, scaling and epsilon of every layer, as torchtitan has them after loading what we write."""
+    from meshplan.cluster.presets import cluster_of
+    from meshplan.plan.plans import Plan
+    from meshplan.plan.rules import Setting
+    from meshplan.plan.workload import Workload
+
+    model = preset(name)
+    setting = Setting(model, cluster_of("h100-sxm", 64), Workload(seq=4096, gbs=64))
+    launch = export(Job(setting=setting, plan=Plan(dp=64), asked_model=name), "torchtitan")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = "titan_rope_" + "".join(c if c.isalnum() else "_" for c in name)
+    (tmp_path / f"{module}.py").write_text(launch.files["meshplan_titan.py"], encoding="utf-8")
+    spec = importlib.import_module(module).model_spec()
+    assert model.rope is not None
+    said = any(note.part == "norms' epsilon" for note in launch.notes)
+    for block in spec.model.layers:
+        rope = block.attention.rope
+        assert rope.theta == model.rope.base
+        match model.rope.kind:
+            case "llama3":
+                assert (rope.scaling, rope.scaling_factor) == ("llama", model.rope.factor)
+            case "yarn":
+                assert (rope.scaling, rope.rope_factor) == ("yarn", model.rope.factor)
+                assert rope.truncate == model.rope.truncate
+            case _:
+                assert rope.scaling == "none"
+        assert (block.attention_norm.eps == model.norm_eps) != said
+
+
 def test_our_stage_split_is_torchtitans() -> None:
     """Where a file gives layers a stage instead of modules, ``read`` cuts as torchtitan does."""
     from torchtitan.distributed.pipeline_parallel import _generate_llm_fqn_per_model_part

@@ -61,7 +61,7 @@ RECIPES: dict[str, tuple[str, str]] = {
     "moonlight-16b-a3b": ("moonlight", "moonlight_16b"),
     "glm-4.5": ("glm", "glm45_355b"),
     "glm-4.5-air": ("glm", "glm45_air_106b"),
-    "gpt-3-175b": ("gpt", "gpt3_175b"),
+    "gpt-3-175b": ("gpt.gpt3_175b", "gpt3_175b"),
     "gpt-oss-20b": ("gpt_oss", "gpt_oss_20b"),
     "gpt-oss-120b": ("gpt_oss", "gpt_oss_120b"),
     "gemma-2-2b": ("gemma", "gemma2_2b"),
@@ -69,7 +69,7 @@ RECIPES: dict[str, tuple[str, str]] = {
     "gemma-2-27b": ("gemma", "gemma2_27b"),
     "gemma-3-1b": ("gemma", "gemma3_1b"),
 }
-"""Preset → package under ``megatron.bridge.recipes`` and the stem of ``…_pretrain_config`` in it."""
+"""Preset → package or module under ``megatron.bridge.recipes`` and the stem of ``…_pretrain_config`` in it."""
 
 
 def preset_of_recipe(name: str) -> str | None:

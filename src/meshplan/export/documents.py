@@ -52,7 +52,7 @@ def read_json(text: str) -> Found:
         data = json.loads(text, object_pairs_hook=unique)
     except json.JSONDecodeError as error:
         raise InputError(
-            f"it is not complete JSON: {error.msg.lower()} at line {error.lineno}, column {error.colno}"
+            f"it is not complete JSON: {error.msg.lower().removesuffix(' at')} at line {error.lineno}, column {error.colno}"
         ) from None
     except (RecursionError, ValueError) as error:
         raise InputError(f"it is not usable JSON: {str(error)[:80].lower()}") from None
