@@ -34,8 +34,8 @@ def test_megatron_606_out_of_memory_even_at_64_tokens(capsys: pytest.CaptureFixt
     data = asked(capsys, f"why-not {run} --tp 1 --pp 1 --mbs 1 --cp 1", (1,))
     assert data["verdict"] == "memory"
     assert states(data["plan"]) / GIB == pytest.approx(47.1, rel=0.005)
-    first = data["fixes"][0]
-    assert first["changes"] == [{"name": "tp", "old": 1, "new": 2}]
+    single = [fix["changes"] for fix in data["fixes"] if len(fix["changes"]) == 1]
+    assert [{"name": "tp", "old": 1, "new": 2}] in single
     better = asked(capsys, f"estimate {run} --tp 2")
     assert better["fits"]
     assert states(better) / GIB == pytest.approx(28.2, rel=0.005)
@@ -132,8 +132,8 @@ def test_megatron_6314_zero2_that_holds_more_than_zero1(
 def test_automodel_2673_smaller_micro_batches(capsys: pytest.CaptureFixture[str]) -> None:
     """Llama 3.3 70B over 32 H100 with pp 8, interleaved, and four sequences a micro-batch runs out of memory:
     70.55 B × 8 B / 32 = 17.6 GB are states, activations are most; a smaller micro-batch fits."""
-    run = "llama-3.3-70b --gpu h100-sxm --gpus 32 --seq 1024 --gbs 128 --pp 8 --stack automodel-bf16"
-    run += " --sharding zero3"
+    run = "llama-3.3-70b --gpu h100-sxm --gpus 32 --seq 1024 --gbs 128 --pp 8 --layout 10x8"
+    run += " --stack automodel-bf16 --sharding zero3"
     four = asked(capsys, f"estimate {run} --mbs 4", (1,))
     one = asked(capsys, f"estimate {run} --mbs 1")
     assert not four["fits"]
@@ -141,6 +141,19 @@ def test_automodel_2673_smaller_micro_batches(capsys: pytest.CaptureFixture[str]
     assert max(four["memory"], key=lambda part: four["memory"][part]) == "activations"
     assert four["memory"]["activations"] > 52e9
     assert one["memory"]["activations"] == pytest.approx(four["memory"]["activations"] / 4, rel=0.01)
+
+
+def test_torchtitan_1789_a_smaller_local_batch(capsys: pytest.CaptureFixture[str]) -> None:
+    """DeepSeek-V3-16B on eight H100, selective recomputation of operators, compiled loss: out of memory with
+    eight sequences; four take 73.3 GiB at 11.6 thousand tokens a second and GPU. States are 29.3 GiB."""
+    run = "estimate deepseek-v2-lite --gpu h100-sxm --gpus 8 --seq 4096 --ep 8 --sharding zero3"
+    run += " --stack torchtitan-2026 --recompute operators"
+    eight = asked(capsys, f"{run} --gbs 64 --mbs 8", (1,))
+    four = asked(capsys, f"{run} --gbs 32 --mbs 4")
+    assert not eight["fits"]
+    assert states(four) / GIB == pytest.approx(29.3, rel=0.005)
+    assert four["memory_bytes"] / GIB == pytest.approx(73.3, rel=0.05)
+    assert four["tokens_per_s_per_gpu"] == pytest.approx(11_600, rel=0.2)
 
 
 def test_bridge_5077_the_fullest_stage_counts(capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,7 +168,7 @@ def test_deepspeed_4477_the_first_gpu_is_fuller_though_stages_are_equal(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """1F1B: stage i keeps pp - i micro-batches."""
-    line = "estimate llama-3.1-8b --gpu h100-sxm --gpus 8 --pp 8 --seq 4096 --gbs 64"
+    line = "estimate llama-3.1-8b --gpu h100-sxm --gpus 8 --pp 8 --layout 4x8 --seq 4096 --gbs 64"
     stages = asked(capsys, line)["stages"]
     first, last = stages[0], stages[-1]
     assert first["layers"] == last["layers"]
@@ -166,7 +179,7 @@ def test_deepspeed_4477_the_first_gpu_is_fuller_though_stages_are_equal(
 
 def test_zero_bubble_8_some_stages_keep_more(capsys: pytest.CaptureFixture[str]) -> None:
     """Zero-bubble H2 buys its bubble with up to 2p - 1 micro-batches a stage (arXiv 2401.10241)."""
-    run = "estimate llama-3.1-8b --gpu h100-sxm --gpus 8 --pp 8 --seq 4096 --gbs 64 --schedule"
+    run = "estimate llama-3.1-8b --gpu h100-sxm --gpus 8 --pp 8 --layout 4x8 --seq 4096 --gbs 64 --schedule"
     plain, h2 = (asked(capsys, f"{run} {s}")["memory"]["activations"] for s in ("1f1b", "zb-h2"))
     assert 1.7 < h2 / plain < 2.0
 
@@ -206,6 +219,12 @@ def test_megatron_756_mixtral_wants_its_experts_apart(capsys: pytest.CaptureFixt
     plans = asked(capsys, line)["plans"]
     assert {plan["ep"] for plan in plans} == {8}
     assert {plan["etp"] for plan in plans} == {1}
+    # Then experts were split by tp as well: 16 ranks hold an eighth's half each, which fits.
+    run = "estimate mixtral-8x7b --gpu h100-sxm --gpus 16 --seq 4096 --gbs 256"
+    apart = asked(capsys, f"{run} --tp 2 --ep 8 --etp 2")
+    together = asked(capsys, f"{run} --tp 8 --ep 1 --etp 8 --pp 2")
+    assert apart["fits"]
+    assert together["step_s"] / apart["step_s"] > 230 / 130
 
 
 def test_megatron_1565_the_dense_peak(capsys: pytest.CaptureFixture[str]) -> None:

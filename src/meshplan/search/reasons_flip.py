@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -112,8 +112,7 @@ def _nearest(pair: _Pair, resource: Resource, now: float) -> Flip | None:
     def changed(factor: float) -> Case:
         return pair.case.on(resource.scaled(pair.case.cluster, factor))
 
-    turns = [(_turn(lambda f: wins(pair.near(changed(f))), way), way) for way in (1.0, -1.0)]
-    for turn, way in _by_distance(turns):
+    for turn, way in _turns(lambda factor: wins(pair.near(changed(factor)))):
         for factor in (_rounded(turn, way), *(turn * nudge**way for nudge in NUDGES)):
             costs = pair.exact(changed(factor))
             if costs is not None and wins(costs):
@@ -121,24 +120,27 @@ def _nearest(pair: _Pair, resource: Resource, now: float) -> Flip | None:
     return None
 
 
-def _by_distance(turns: Sequence[tuple[float | None, float]]) -> list[tuple[float, float]]:
-    found = [(turn, way) for turn, way in turns if turn is not None]
-    return sorted(found, key=lambda pair: abs(math.log(pair[0])))
-
-
-def _turn(won: Callable[[float], bool], direction: float) -> float | None:
-    """The smallest factor in this direction with which b wins, to ``PRECISION``."""
-    inside = 1.0
+def _turns(won: Callable[[float], bool]) -> Iterator[tuple[float, float]]:
+    """The smallest factor up (1) and down (-1) with which b wins, to ``PRECISION``, the nearer one first. The
+    further one is looked for only when it is asked for."""
+    inside = {1.0: 1.0, -1.0: 1.0}
     for exponent in PROBES:
-        step = float(2.0 ** (direction * exponent))
-        if won(step):
-            outside = step
-            while abs(math.log(outside / inside)) > PRECISION:
-                middle = math.sqrt(inside * outside)
-                inside, outside = (inside, middle) if won(middle) else (middle, outside)
-            return outside
-        inside = step
-    return None
+        found = []
+        for way in tuple(inside):
+            step = float(2.0 ** (way * exponent))
+            if won(step):
+                found.append((_narrowed(won, inside.pop(way), step), way))
+            else:
+                inside[way] = step
+        yield from sorted(found, key=lambda turn: abs(math.log(turn[0])))
+
+
+def _narrowed(won: Callable[[float], bool], inside: float, outside: float) -> float:
+    """The factor between the two at which b begins to win."""
+    while abs(math.log(outside / inside)) > PRECISION:
+        middle = math.sqrt(inside * outside)
+        inside, outside = (inside, middle) if won(middle) else (middle, outside)
+    return outside
 
 
 def _rounded(factor: float, direction: float) -> float:
