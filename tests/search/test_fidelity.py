@@ -85,6 +85,11 @@ def test_the_plan_chosen_is_the_best_of_all_simulated(start: int, monkeypatch: p
         assert found.rows[: len(best)].all()
         assert costs.fits[: len(best)].all()
         assert (np.diff(costs.step_s) >= -1e-8 * costs.step_s[1:]).all()
+        # A closed form that knew nothing must not hide the best plan either: the same in any order.
+        mixed = ranking.costs.take(np.random.default_rng(seed).permutation(len(ranking)))
+        assert refine(FULL, setting, mixed, sure=sure, auto=True)[0].step_s[:sure] == pytest.approx(
+            best, rel=1e-8
+        )
         assert found.left_open == 0
         assert len(costs.plans) + found.unfit == len(ranking)
         # No bound is above the simulation it bounds.
