@@ -1,7 +1,8 @@
 """Writes docs/validation.md: ``write_validation_page.py [--also FILE TITLE] [--check] [PAGE]``.
 
 The page holds the figures of ``meshplan validate`` on the table that ships with meshplan, the families
-that miss their target with the reason as far as it is known (``validation_notes.toml``), and, with
+that miss their target with the reason as far as it is known (``validation_notes.toml``), the targets on a
+larger table (``validation_targets.toml``, whose figures ``--measure FILE`` takes and keeps), and, with
 ``--also``, the summary of another table. ``--check`` writes nothing and returns 1 if the page differs.
 """
 
@@ -12,6 +13,8 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+
+import validation_targets
 
 from meshplan.report.table import Column, markdown
 from meshplan.report.validation_view import (
@@ -59,8 +62,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("page", nargs="?", type=Path, default=PAGE)
     parser.add_argument("--also", nargs=2, action="append", default=[], metavar=("FILE", "TITLE"))
+    parser.add_argument("--measure", type=Path, metavar="FILE")
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args()
+    if options.measure:
+        validation_targets.write(validation_targets.measure(options.measure))
     text = "\n".join(page(options.also)).rstrip() + "\n"
     if options.check:
         current = options.page.read_text(encoding="utf-8") if options.page.is_file() else ""
@@ -79,6 +85,7 @@ def main() -> int:
 def page(also: list[list[str]]) -> Iterator[str]:
     """The lines of the page."""
     yield INTRODUCTION
+    yield from validation_targets.section()
     own = _summary(own_rows())
     yield TABLE.format(rows=own.rows, used=own.used)
     yield from _overview(own)

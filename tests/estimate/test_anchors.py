@@ -218,6 +218,27 @@ def test_deepseek_v3():
     assert hours == pytest.approx(180e3, rel=0.15)
 
 
+def test_deepseek_v3_fits_as_it_was_trained():
+    """The same run on 80 GB, with what arXiv 2412.19437, 3.2.3 and 3.3.3, switches on: norms, the MLA
+    up-projection and SwiGLU computed again, its inputs in fp8, attention's output in E5M6, bf16 moments. With
+    all of that in bf16 it would not."""
+    modules = Recompute.NORM | Recompute.MLA_UP_PROJ | Recompute.MOE_ACT | Recompute.MLP_ACT
+    plan = Plan(pp=16, schedule=Schedule.DUALPIPE, dp=128, ep=64, recompute_modules=modules)
+    shape = ("deepseek-v3", "h800", 2048, 4096, 15360, plan)
+    as_trained = priced(*shape, stack="deepseek-v3", precision="fp8")
+    assert as_trained.costs.fits[0]
+    assert float(as_trained.costs.step_s[0]) == pytest.approx(19.926, rel=0.15)
+    wide = priced(
+        *shape,
+        stack="deepseek-v3",
+        precision="fp8",
+        act_input_bytes=2.0,
+        core_bytes=2.0,
+        optimizer_bytes=12.0,
+    )
+    assert not wide.costs.fits[0]
+
+
 # ── memory that people asked about ───────────────────────────────────────────────────────────────
 
 
@@ -398,3 +419,34 @@ def test_cross_entropy_in_fp32():
     stack = {"loss_bytes": 4.0, "gradient_dummies": False, "fragmentation": 0.0}
     found = priced(model, "h100-sxm", 1, 8192, 1, Plan(), stack="torchtitan", **stack)
     assert float(found.costs.memory["loss and workspace"][0]) / GIB == pytest.approx(4.638, rel=0.001)
+
+
+def _activations(model, plan, stack):
+    return float(
+        priced(model, "h100-sxm", plan.gpus, 4096, 8, plan, stack=stack).costs.memory["activations"][0]
+    )
+
+
+def test_norms_after_attention_and_mlp_keep_their_inputs():
+    """Gemma 2: four norms a layer; the two that follow a block read 2 bytes a feature more each."""
+    plain = Layer(attention=Attention(heads=8, kv_heads=8, head_dim=64), mlp=Mlp(width=2048))
+    after = replace(plain, norms=4)
+    kept = [
+        _activations(
+            Model(name="m", hidden=512, vocab=1024, layers=(layer,) * 4), Plan(), "megatron-core-2025"
+        )
+        for layer in (plain, after)
+    ]
+    assert kept[1] - kept[0] == pytest.approx(4 * 2 * 2 * 512 * 4096)
+
+
+def test_torch_pipelines_keep_what_a_stage_sent():
+    """torch.distributed.pipelining holds a stage's output until its backward: 2 · s · h for each of the two
+    micro-batches the first of two stages has alive."""
+    layer = Layer(attention=Attention(heads=8, kv_heads=8, head_dim=64), mlp=Mlp(width=2048))
+    model = Model(name="m", hidden=512, vocab=1024, layers=(layer,) * 4)
+    plan = Plan(pp=2, sharding=Sharding.DDP, mbs=1)
+    found = priced(model, "h100-sxm", 2, 4096, 8, plan, stack="torchtitan")
+    first = next(s for s in found.stages if s.embedding)
+    per_layer = _activations(model, Plan(sharding=Sharding.DDP), "torchtitan") - 2 * 2 * 512 * 4096
+    assert first.memory["activations"] == pytest.approx(2 * (per_layer / 2 + 2 * 512 * 4096))

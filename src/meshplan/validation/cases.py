@@ -278,7 +278,7 @@ def _recompute(row: Row, model: Model, pp: int, source: Source, assumed: list[st
     how = row.text["recompute"].lower()
     if how == "full":
         return ALL_LAYERS, Recompute.NONE
-    named = re.search(r"recompute=([a-z_+]+)", row.text["notes"])
+    named = re.search(r"recompute(?:=| ablation: )([a-z_+]+)", row.text["notes"])
     modules = Recompute.NONE
     if named:
         for word in named.group(1).split("+"):
@@ -342,7 +342,9 @@ def switches(row: Row, source: Source) -> Stack:
         stack = replace(stack, tp_exposed=0.5 * stack.tp_exposed)
     if noted(row, r"chunked cross-entropy"):
         stack = replace(stack, loss_bytes=2.0)
-    if noted(row, r"CE fusion|cross-entropy fusion"):
+    if noted(row, r"cross-entropy fusion"):
+        stack = replace(stack, loss_traffic=18.0)  # Megatron's own fusion: fewer passes, the same fp32 copy
+    if noted(row, r"CE fusion"):
         stack = replace(stack, loss_bytes=2.0, loss_traffic=10.0)
     if noted(row, r"no TP/PP comm overlap|no TP userbuffer"):
         stack = replace(stack, tp_exposed=1.0)

@@ -15,6 +15,9 @@ from meshplan.plan.plans import Plans
 from meshplan.validation.cases import Case, SkippedError, case_of
 from meshplan.validation.rows import Row
 
+LOOSE = ("activations", "loss and workspace", "gathered weights")
+"""Parts of memory that come and go within a step."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
@@ -110,6 +113,10 @@ def _outcome(case: Case, costs: Costs) -> Outcome:
         "device": (),
     }
     counted = device - sum(float(costs.memory[part][0]) for part in left_out[case.memory_kind])
+    if case.memory_kind != "allocated":
+        # The allocator keeps what it freed until it runs short.
+        held = sum(float(costs.memory[part][0]) for part in LOOSE) * case.stack.cached
+        counted += min(held, max(costs.memory_limit_bytes - device, 0.0))
     return Outcome(
         case=case,
         step_s=float(costs.step_s[0]),

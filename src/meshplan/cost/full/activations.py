@@ -58,7 +58,7 @@ def attention_bytes(
     parts = {
         "norm in": 2 * hidden * sigma,
         "norm out": 2 * hidden * gathered,
-        "out and lse": (2 * att.out_width + 4 * att.heads) / t,
+        "out and lse": (stack.core_bytes * att.out_width + 4 * att.heads) / t,
         "mask": mask * hidden * sigma,
     }
     kv_share = np.maximum(1.0 / t, 1.0 / att.kv_heads)
@@ -101,7 +101,7 @@ def mlp_bytes(layer: Layer, hidden: int, stack: Stack, keys: LayerKeys) -> tuple
     }
     if isinstance(mlp, Mlp):
         parts["mlp norm out"] = 2 * hidden * gathered
-        parts["fc1 out"] = (4 if mlp.gated else 2) * mlp.width / t
+        parts["fc1 out"] = stack.act_input_bytes * (2 if mlp.gated else 1) * mlp.width / t
         parts["act out"] = 2 * mlp.width / t
         parts["act inner"] = 2 * mlp.width / t * _keeps_inner(stack, mlp.gated)
         whole = recomputes(keys, Recompute.MLP)
@@ -129,15 +129,18 @@ def _moe_bytes(
     parts["router"] = 8 * moe.experts * sigma
     stored = 1.0 if keys.precision in FP8_STORED else 2.0
     parts["dispatched"] = stored * hidden * dispatched
-    parts["expert fc1 out"] = (4 if moe.gated else 2) * moe.width * dispatched / etp
+    read = stack.act_input_bytes * (2 if moe.gated else 1)
+    parts["expert fc1 out"] = read * moe.width * dispatched / etp
     parts["expert act out"] = stored * moe.width * dispatched / etp
     inner = _keeps_inner(stack, moe.gated)
     parts["expert act inner"] = stored * moe.width * dispatched / etp * inner
-    # torch weighs the experts' outputs after they came home, Megatron inside the activation function.
-    combined = 2 * hidden * moe.topk * sigma * (stack.family == "torch")
+    # torch weighs the experts' outputs after they came home, Megatron inside the activation function; in
+    # separate operators it also keeps them in fp32, the rows gathered before sending and those padded after.
+    apart = 4 + 2 + 2 if not stack.fused else 0
+    combined = (2 + apart) * hidden * moe.topk * sigma * (stack.family == "torch")
     parts["expert out"] = combined
     if moe.shared_width:
-        parts["shared fc1 out"] = (4 if moe.gated else 2) * moe.shared_width / t
+        parts["shared fc1 out"] = read * moe.shared_width / t
         parts["shared act out"] = 2 * moe.shared_width / t * (1 + inner)
     whole = recomputes(keys, Recompute.MOE)
     act = np.maximum(recomputes(keys, Recompute.MOE_ACT), whole)
@@ -197,16 +200,22 @@ def layer_activations(layer: Layer, hidden: int, stack: Stack, keys: LayerKeys) 
         "attention": (total_a - attention_removed) * tokens,
         "moe" if is_moe else "mlp": (total_m - mlp_removed) * tokens,
     }
-    full = (total_a + total_m) * tokens
+    # A norm after attention or MLP (Gemma 2 and 3) keeps its input; what it writes is only added.
+    after = 2.0 * hidden * max(layer.norms - 2, 0) * keys.stream_share * tokens
+    parts["norm"] = after
+    full = (total_a + total_m) * tokens + after
+    again = np.zeros(len(keys))
     by_operator = recomputes(keys, Recompute.OPERATORS)
     if by_operator.any():
         few = _operator_bytes(layer, hidden, keys) * tokens
         share = np.where(by_operator > 0, few / np.maximum(sum(parts.values()), 1.0), 1.0)
         parts = {name: value * share for name, value in parts.items()}
+        # What a layer's operators are computed again from and to stands while it runs backward.
+        again = np.maximum(full - few, 0.0) * by_operator
     return LayerActivations(
         kept=sum(parts.values(), np.zeros(len(keys))),
         full=full,
         input=2 * hidden * keys.stream_share * tokens,
-        workspace=_workspace(layer, hidden, keys, stack) * tokens,
+        workspace=_workspace(layer, hidden, keys, stack) * tokens + again,
         parts=parts,
     )

@@ -199,14 +199,23 @@ def _held(c: Context, priced: Priced) -> _Held:
     return _Held(
         kept=c.per_rank([a.kept[at] for a in priced.activations]) * alive,
         inputs=c.per_rank([a.input[at] for a in priced.activations]) * alive,
-        # The final norm's input and output; torch's TP keeps the output gathered, as the head reads it.
-        ends=(stream + np.where(gathers_input, whole_stream, stream)) * c.last,
+        ends=_ends(c, stream, np.where(gathers_input, whole_stream, stream)),
         moment=momentary(c, priced, none),
         moment_recomputed=momentary(c, priced, ~none),
         dummies=weight_gradient_buffers(c, priced),
         layers=c.layers.sum(axis=2),
         ranks=c.ranks,
     )
+
+
+def _ends(c: Context, stream: Floats, head_input: Floats) -> Floats:
+    """(plans, types): bytes kept beside layers. The final norm's input and output, which torch's TP keeps
+    gathered as the head reads it, once more for each multi-token-prediction layer with what its two norms
+    and its projection read. torch's pipelines keep a stage's output until its backward."""
+    mtp = len(c.model.mtp)
+    head = (1 + mtp) * (stream + head_input) + 4 * mtp * stream
+    sent = stream * micro_batches_alive(c) * (c.stack.family == "torch") * (c.plans.pp[:, None] > 1)
+    return head * c.last + sent * (1 - c.last)
 
 
 def _states(c: Context) -> dict[str, Floats]:

@@ -68,7 +68,11 @@ class Stack:
     gradient_dummies: bool = True
     """Weight-shaped buffers handed to autograd, and the head's, as gradients are added in the kernel."""
     fragmentation: float = 0.04
-    """Memory the allocator reserves beyond what is used, as a share of activations and workspaces."""
+    """Memory the allocator cannot use, as a share of activations and workspaces."""
+    cached: float = 0.06
+    """Further memory it holds free as long as there is room, likewise: part of what a run reports as
+    reserved, not of what it needs. 0.1 together in 46 runs of Megatron-LM that print what was reserved
+    (zero-bubble and vocabulary-parallel papers)."""
     tp_exposed: float = 1.0
     """Share of tensor-parallel transfer that no computing hides."""
     ep_exposed: float = 1.0
@@ -95,6 +99,11 @@ class Stack:
     """With ZeRO-2 the whole gradient is held besides its shard, until all of it is scattered."""
     reduce_bytes: float = 4.0
     """Bytes a gradient element has on the wire."""
+    act_input_bytes: float = 2.0
+    """Bytes kept for an element that SwiGLU or GeLU reads: 1 where it is stored in fp8 (arXiv 2412.19437,
+    3.3.3; ``activation_func_fp8_input_store`` of Megatron-Core)."""
+    core_bytes: float = 2.0
+    """Bytes kept for an element of attention's output: 1.5 in DeepSeek's E5M6."""
     optimizer_bytes: float = 12.0
     """Master weight and two moments, for each parameter."""
     matmul: float = 1.0
