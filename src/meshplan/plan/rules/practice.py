@@ -94,7 +94,7 @@ FEW_MICRO_BATCHES = Rule(
     columns=("pp", "dp", "mbs"),
     passes=_fewer,
     words=lambda s, p: (
-        f"{batches(s, p)} micro-batches are fewer than pp {p.pp} stages: the pipeline never fills"
+        f"fewer micro-batches ({batches(s, p)}) than pp {p.pp} stages: the pipeline never fills"
     ),
     severity="warning",
     sources=(
