@@ -136,7 +136,7 @@ def _moe_bytes(
     parts["expert act inner"] = stored * moe.width * dispatched / etp * inner
     # torch weighs the experts' outputs after they came home, Megatron inside the activation function; in
     # separate operators it also keeps them in fp32, the rows gathered before sending and those padded after.
-    apart = 4 + 2 + 2 if not stack.fused else 0
+    apart = 4 + 2 + 2 if stack.experts_apart and not stack.fused else 0
     combined = (2 + apart) * hidden * moe.topk * sigma * (stack.family == "torch")
     parts["expert out"] = combined
     if moe.shared_width:

@@ -76,6 +76,9 @@ class Stack:
     tp_exposed: float = 1.0
     """Share of tensor-parallel transfer that no computing hides."""
     ep_exposed: float = 1.0
+    experts_apart: bool = True
+    """Of the torch family, unfused: experts' outputs are weighed by operators of their own, which keep them
+    in fp32 and rows gathered and padded (torchtitan); not so in meshplan's reference engine."""
     cp_overlap: bool = True
     dp_overlap: bool = True
     """Gradient reduction and parameter gathering hidden under the first and last micro-batch."""

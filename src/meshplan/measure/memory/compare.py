@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -45,7 +45,8 @@ def modelled(
     model: Model, workload: Workload, plan: Plan, stack: Stack, *, pipeline_rank: int = 0,
     order: tuple[str, ...] = DEFAULT_ORDER,
 ) -> Modelled:  # fmt: skip
-    """What the full cost model says that ``pipeline_rank`` holds."""
+    """What the full cost model says that ``pipeline_rank`` holds; experts as in the reference engine."""
+    stack = replace(stack, experts_apart=False)
     cluster = cluster_of(GPU, plan.gpus, gpus_per_node=1)
     c = Context(
         model=model, cluster=cluster, workload=workload, plans=Plans.of(plan, order=order), stack=stack,
