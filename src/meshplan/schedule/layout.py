@@ -170,19 +170,23 @@ class Fill:
 
     def forward(self, bound: float) -> tuple[bool, float]:
         """Whether a split within ``bound`` exists; and the least larger bound that lets a stage take more."""
-        at, larger = 0, np.inf
-        for stage in range(self.stages):
-            stop = self.stop(stage, at, bound)
-            taken = max(stop, at)
-            more = self.total[min(taken + 1, self.count)] - self.total[at] + self.extra[stage]
-            if more > bound + self.slack:
-                larger = min(larger, more)
-            if stop < at + self.fewest[stage]:
-                if self.extra[stage] > bound:
-                    larger = min(larger, self.extra[stage])
-                return False, larger
+        # ``stop`` in line: a search of layouts spends most of its time here.
+        total, count, within, kept = self.total, self.count, bound + self.slack, self.kept
+        at, larger, spare = 0, np.inf, count - self.before[-1]
+        for stage, (own, fewest) in enumerate(zip(self.extra, self.fewest, strict=True)):
+            if kept is None:
+                stop = bisect_right(total, total[at] + bound - own + self.slack) - 1
+                stop = min(stop, spare + self.before[stage + 1])
+            else:
+                stop = self.stop(stage, at, bound)
+            taken = stop if stop > at else at
+            more = total[taken + 1 if taken < count else count] - total[at] + own
+            if within < more < larger:
+                larger = more
+            if stop < at + fewest:
+                return False, min(larger, own) if own > bound else larger
             at = stop
-        return at == self.count, larger
+        return at == count, larger
 
     def best(self) -> list[int] | None:
         """Bounds with the smallest bottleneck, as even as that leaves room for."""
