@@ -42,6 +42,7 @@ FLAGS = {
     "deepseek-v3": {
         "--rope-type": "yarn", "--rotary-scaling-factor": "40.0", "--mscale": "1.0",
         "--mscale-all-dim": "1.0", "--rotary-base": "10000", "--norm-epsilon": "1e-06",
+        "--moe-router-num-groups": "8", "--moe-router-group-topk": "4",
     },
     "moonlight-16b-a3b": {"--rope-type": "rope", "--no-rope-fusion": "", "--rotary-base": "50000"},
     "glm-4.5-air": {"--rotary-percent": "0.5", "--rotary-base": "1000000"},
@@ -160,3 +161,12 @@ def test_a_recipe_with_another_base_is_read_with_it() -> None:
     reading = resolve(found, Given())
     assert reading.setting.model.rope.base == 10_000  # type: ignore[union-attr]
     assert any("the rotary base is 10,000" in note for note in reading.notes)
+
+
+@pytest.mark.parametrize(
+    ("target", "flag"), [("accelerate", "--model_name_or_path"), ("deepspeed", "--model")]
+)
+def test_trainers_get_the_name_on_the_hub(target: str, flag: str) -> None:
+    """Their scripts load the model's own configuration, with all of these numbers in it."""
+    launch = launch_of("llama-3.1-8b", target)
+    assert f"{flag} meta-llama/Llama-3.1-8B\n" in launch.files["run.sh"]

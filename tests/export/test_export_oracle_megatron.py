@@ -120,6 +120,8 @@ def transformer_config(args: dict[str, list[str]]) -> Any:
         "moe_shared_expert_intermediate_size": one("--moe-shared-expert-intermediate-size"),
         "moe_router_score_function": args.get("--moe-router-score-function", ["softmax"])[0],
         "moe_router_enable_expert_bias": "--moe-router-enable-expert-bias" in args,
+        "moe_router_num_groups": one("--moe-router-num-groups"),
+        "moe_router_group_topk": one("--moe-router-group-topk"),
         "mtp_num_layers": one("--mtp-num-layers"),
         "recompute_granularity": args.get("--recompute-granularity", [None])[0],
         "recompute_method": args.get("--recompute-method", [None])[0],

@@ -183,3 +183,13 @@ def test_defaults_are_those_of_the_configuration_classes() -> None:
         if share is not None and kind not in ("gemma4_text", "mistral4"):
             assert ours.rope.fraction == share, kind
     assert compared >= 50
+
+
+def test_models_show_says_them(capsys: pytest.CaptureFixture[str]) -> None:
+    from meshplan.cli import main
+
+    assert main(["models", "show", "llama-3.1-8b"]) == 0
+    assert "rotary base 500,000, llama3 by 8, norm epsilon 1e-05, activation silu" in capsys.readouterr().out
+    assert main(["models", "show", "llama-3.1-8b", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["rope"]["base"], shown["norm_eps"], shown["alibi"]) == (500_000, 1e-5, False)

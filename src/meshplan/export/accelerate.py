@@ -36,7 +36,7 @@ def export_accelerate(job: Job) -> Launch:
     if workload.precision not in ("bf16", "fp16", "fp32", "fp8"):
         fitting.say("precision", workload.precision, "bf16", "accelerate has bf16, fp16, fp8 and no")
     options: list[tuple[str, ...]] = [
-        ("--model_name_or_path", job.asked_model or job.model.name),
+        ("--model_name_or_path", job.hub_name),
         ("--max_length", str(workload.seq)),
         ("--per_device_train_batch_size", str(plan.mbs)),
         ("--gradient_accumulation_steps", str(workload.gbs // (plan.dp * plan.mbs))),

@@ -69,7 +69,7 @@ RECIPES: dict[str, tuple[str, str]] = {
     "gemma-2-27b": ("gemma", "gemma2_27b"),
     "gemma-3-1b": ("gemma", "gemma3_1b"),
 }
-"""Preset → package or module under ``megatron.bridge.recipes`` and the stem of ``…_pretrain_config`` in it."""
+"""Preset → package or module of ``megatron.bridge.recipes``, and the stem of its ``…_pretrain_config``."""
 
 
 def preset_of_recipe(name: str) -> str | None:

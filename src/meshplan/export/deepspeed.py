@@ -137,7 +137,7 @@ def configuration(job: Job, plan: Plan) -> dict[str, Any]:
 
 def _script_options(job: Job, plan: Plan) -> list[tuple[str, ...]]:
     options: list[tuple[str, ...]] = [
-        ("--model", job.asked_model or job.model.name),
+        ("--model", job.hub_name),
         ("--seq-length", str(job.setting.workload.seq)),
     ]
     if plan.recompute_layers == ALL_LAYERS:

@@ -51,8 +51,9 @@ def read_json(text: str) -> Found:
     try:
         data = json.loads(text, object_pairs_hook=unique)
     except json.JSONDecodeError as error:
+        what = error.msg.lower().removesuffix(" at")
         raise InputError(
-            f"it is not complete JSON: {error.msg.lower().removesuffix(' at')} at line {error.lineno}, column {error.colno}"
+            f"it is not complete JSON: {what} at line {error.lineno}, column {error.colno}"
         ) from None
     except (RecursionError, ValueError) as error:
         raise InputError(f"it is not usable JSON: {str(error)[:80].lower()}") from None

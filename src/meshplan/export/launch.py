@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -55,6 +56,12 @@ class Job:
     def micro_batches(self) -> int:
         """Micro-batches of a data-parallel rank in one step."""
         return self.setting.workload.gbs // (self.plan.dp * self.plan.mbs)
+
+    @property
+    def hub_name(self) -> str:
+        """What a trainer of Hugging Face loads: a preset's name on the hub, or what was asked for."""
+        found = re.match(r"https://huggingface\.co/([\w.-]+/[\w.-]+)/", self.model.source)
+        return found[1] if found else self.asked_model or self.model.name
 
     @property
     def stages(self) -> tuple[int, ...]:

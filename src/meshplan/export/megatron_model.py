@@ -154,6 +154,11 @@ def _experts(model: Model, moe: Moe | None) -> list[Option]:
         options.append(("--moe-shared-expert-intermediate-size", str(moe.shared_width)))
     if moe.shared_gate:
         options.append(("--moe-shared-expert-gate",))
+    if moe.groups > 1:
+        options += [
+            ("--moe-router-num-groups", str(moe.groups)),
+            ("--moe-router-group-topk", str(moe.groups_used)),
+        ]
     if moe.balance_bias:
         options += [("--moe-router-score-function", "sigmoid"), ("--moe-router-enable-expert-bias",)]
     return options

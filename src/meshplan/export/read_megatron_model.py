@@ -132,6 +132,8 @@ def _moe(args: Settings, found: Found, hidden: int, gated: bool) -> Moe | None:
         shared_width=args.count("--moe-shared-expert-intermediate-size") or 0,
         shared_gate=bool(args.truth("--moe-shared-expert-gate")),
         balance_bias=bool(args.truth("--moe-router-enable-expert-bias")),
+        groups=args.count("--moe-router-num-groups") or 1,
+        groups_used=args.count("--moe-router-group-topk") or 1,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from textwrap import wrap
 from typing import Any
 
@@ -69,6 +69,13 @@ def model_dict(model: Model, seq: int) -> dict[str, Any]:
         "max_seq": model.max_seq,
         "layers": [_kind_dict(model, kind, count) for kind, count in Counter(model.layers).items()],
         "mtp_layers": len(model.mtp),
+        "rope": None if model.rope is None else asdict(model.rope),
+        "alibi": model.alibi,
+        "norm_eps": model.norm_eps,
+        "activation": model.activation or None,
+        "attention_dropout": model.attention_dropout,
+        "hidden_dropout": model.hidden_dropout,
+        "init_std": model.init_std,
         "source": model.source,
         "notes": list(model.notes),
     }
@@ -105,11 +112,27 @@ def model_sheet(model: Model, seq: int, screen: Screen) -> str:
         "",
         *_titled(_flop_columns(model, seq), screen),
         "",
+        *wrap(_numerics(model), screen.width),
         *wrap(f"source: {model.source}", screen.width, break_long_words=False, break_on_hyphens=False),
     ]
     for note in model.notes:
         lines += wrap(f"note: {note}", screen.width)
     return screen.text("\n".join(lines))
+
+
+def _numerics(model: Model) -> str:
+    """What costs nothing and launch files have to say: positions, norms, activation."""
+    rope = model.rope
+    parts = ["positions " + ("learned" if model.positions else "ALiBi" if model.alibi else "not known")]
+    if rope is not None:
+        parts = [f"rotary base {rope.base:,.0f}"]
+        parts += [f"{rope.fraction:.0%} of a head"] if rope.fraction != 1 else []
+        parts += [f"{rope.kind} by {rope.factor:g}"] if rope.kind != "plain" else []
+        parts += [f"{rope.local_base:,.0f} in sliding layers"] if rope.local_base else []
+        parts += [f"none in {sum(rope.skips)} layers"] if rope.skips else []
+    parts += [f"norm epsilon {model.norm_eps:g}"] if model.norm_eps is not None else []
+    parts += [f"activation {model.activation}"] if model.activation else []
+    return ", ".join(parts)
 
 
 def _headline(model: Model, counted: ModelParameters) -> str:
