@@ -412,3 +412,43 @@ def frequencies(args: dict[str, list[str]], dim: int) -> Any:
         dim, rotary_percent=share, rotary_base=base, rope_scaling="--use-rope-scaling" in args,
         rope_scaling_factor=number("--rope-scaling-factor", 8), use_cpu_initialization=True,
     ).inv_freq  # fmt: skip
+
+
+# From the published configurations: base, share, epsilon, function, gated; then YaRN of latent attention.
+PARSED = {
+    "llama-3.1-8b": (500_000, 1.0, 1e-5, "silu", True, None),
+    "gpt-oss-20b": (150_000, 1.0, 1e-5, "quick_gelu", True, None),
+    "glm-4.5": (1_000_000, 0.5, 1e-5, "silu", True, None),
+    "nemotron-4-15b": (10_000, 0.5, 1e-5, "squared_relu", False, None),
+    "gpt-2-xl": (10_000, 1.0, 1e-5, "gelu", False, None),
+    "deepseek-v3": (10_000, 1.0, 1e-6, "silu", True, ("yarn", 40.0, 1.0)),
+    "moonlight-16b-a3b": (50_000, 1.0, 1e-5, "silu", True, ("rope", 1.0, 0.0)),
+}
+
+
+@PARSER
+def test_megatrons_own_configuration_has_the_models_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through ``parse_args``, ``validate_args`` and ``core_transformer_config_from_args``."""
+    import sys
+
+    import torch
+    from megatron.training import arguments as theirs
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *a: (9, 0))
+    if hasattr(theirs, "get_device_arch_version"):
+        monkeypatch.setattr(theirs, "get_device_arch_version", lambda: 9)
+    for name, value in (("WORLD_SIZE", "8"), ("RANK", "0"), ("CUDA_DEVICE_MAX_CONNECTIONS", "1")):
+        monkeypatch.setenv(name, value)
+    for name, (base, share, eps, function, gated, latent) in PARSED.items():
+        words = [word for flag, values in launch_arguments(name).items() for word in (flag, *values)]
+        monkeypatch.setattr(sys, "argv", ["pretrain_gpt.py", *words])
+        with contextlib.redirect_stdout(io.StringIO()):
+            args = theirs.validate_args(theirs.parse_args())
+            args.apply_rope_fusion = False  # its kernel wants TransformerEngine
+            config = theirs.core_transformer_config_from_args(args)
+        assert (args.rotary_base, args.rotary_percent) == (base, share), name
+        assert config.layernorm_epsilon == eps, name
+        assert (config.activation_func.__name__, config.gated_linear_unit) == (function, gated), name
+        if latent is not None:
+            assert (config.rope_type, config.rotary_scaling_factor, config.mscale_all_dim) == latent, name
+        assert args.use_rope_scaling == (name == "llama-3.1-8b"), name
