@@ -133,7 +133,12 @@ FAILING = [
         "gbs 256 does not divide over dp 126 × mbs 2 = 252; gbs 252 or 504 would",
     ),
     ("gbs-divides", setting(gbs=3), Plan(dp=8), "gbs 3 does not divide over dp 8 × mbs 1 = 8; gbs 8 would"),
-    ("gpus-product", setting(gpus=8), Plan(tp=2, dp=16), "tp 2 × cp 1 × dp 16 × pp 1 = 32, not 8 GPUs; dp 4 would"),
+    (
+        "gpus-product",
+        setting(gpus=8),
+        Plan(tp=2, dp=16),
+        "tp 2 × cp 1 × dp 16 × pp 1 = 32, not 8 GPUs; dp 4 would",
+    ),
     ("gpus-product", setting(), Plan(tp=8, pp=3), "pp 3 does not divide 64 GPUs; pp 2 or 4 would"),
     ("gpus-product", setting(), Plan(tp=8, dp=4, pp=4), "tp 8 × cp 1 × dp 4 × pp 4 = 128, not 64 GPUs"),
     (
