@@ -107,6 +107,12 @@ class Stack:
     3.3.3; ``activation_func_fp8_input_store`` of Megatron-Core)."""
     core_bytes: float = 2.0
     """Bytes kept for an element of attention's output: 1.5 in DeepSeek's E5M6."""
+    offloaded: float = 0.0
+    """Share of the optimizer's states that host memory holds and the host steps (``optimizer_cpu_offload`` of
+    Megatron-Core, ZeRO-Offload)."""
+    host_memory: float = 200e9
+    """Bytes/s of host memory that Adam gets on a host: assumed, half of two sockets of eight DDR4-3200
+    channels (410 GB/s)."""
     optimizer_bytes: float = 12.0
     """Master weight and two moments, for each parameter."""
     matmul: float = 1.0
@@ -188,6 +194,7 @@ class Stack:
     def __post_init__(self) -> None:
         for name in (
             "tp_exposed",
+            "offloaded",
             "ep_exposed",
             "fsdp_overlap",
             "cast_share",

@@ -41,11 +41,11 @@ def states(
         # The fp32 shard is weight and master in one; the bf16 copy is whole unless resharded.
         weights = np.where(z3, 0.0, 2.0 * whole)
         gradients = np.where(z2, sharded, whole) * stack.grad_bytes
-        optimizer = np.where(z1, sharded, whole) * stack.optimizer_bytes
+        optimizer = np.where(z1, sharded, whole) * stack.optimizer_bytes * (1 - stack.offloaded)
         return States(weights=weights, gradients=gradients, optimizer=optimizer)
     weights = stack.weight_bytes * np.where(z3, sharded, whole)
     gradients = stack.grad_bytes * np.where(z2, sharded, whole)
     if stack.zero2_whole_gradients:
         gradients = gradients + stack.grad_bytes * np.where(z2 & ~z3, whole, 0.0)
-    optimizer = stack.optimizer_bytes * np.where(z1, sharded, whole)
+    optimizer = stack.optimizer_bytes * (1 - stack.offloaded) * np.where(z1, sharded, whole)
     return States(weights=weights, gradients=gradients, optimizer=optimizer)

@@ -97,8 +97,19 @@ def gradient_transfers(
     owned = np.where(
         z1, shards.dense / shards.dense_group.size + shards.experts / shards.expert_group.size, local
     )
-    traffic = OPTIMIZER_TRAFFIC * owned + 2.0 * stack.grad_bytes * local
+    traffic = OPTIMIZER_TRAFFIC * (1 - stack.offloaded) * owned + 2.0 * stack.grad_bytes * local
     rate = profile.gpu.hbm_bandwidth * profile.memory.efficiency * stack.memory_rate
     shard = shards.dense / shards.dense_group.size * stack.reduce_bytes
     replicas = links.seconds("all_reduce", shard, shards.replica_group, shards.replica_span)
-    return Transfers(reduce=reduce, gathered=gathered, replicas=replicas, optimizer=traffic / rate)
+    optimizer = traffic / rate + offload_seconds(stack.offloaded * owned, profile, stack)
+    return Transfers(reduce=reduce, gathered=gathered, replicas=replicas, optimizer=optimizer)
+
+
+def offload_seconds(parameters: Floats, profile: Profile, stack: Stack) -> Floats:
+    """Seconds the host takes to step ``parameters`` of each GPU: gradients down and weights up over the GPU's
+    link, and Adam's traffic through the memory that all GPUs of a host share. One after the other, and after
+    the last backward: what a pipelined offload hides is left out."""
+    gpu = profile.gpu
+    moved = (stack.reduce_bytes + stack.weight_bytes) / gpu.host_bandwidth
+    stepped = (OPTIMIZER_TRAFFIC - 2.0) * gpu.gpus_per_host / stack.host_memory
+    return np.asarray(parameters * (moved + stepped))
