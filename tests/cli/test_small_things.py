@@ -92,3 +92,13 @@ def test_why_not_within_what_a_framework_can_run(capsys: pytest.CaptureFixture[s
     assert json.loads(out)["plan"]["sharding"] == "zero3"
     out, _ = said(capsys, "why-not", *run, "--tp", "2", "--json")
     assert json.loads(out)["plan"]["sharding"] == "zero1"
+
+
+def test_a_miss_that_nobody_would_want_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of this question all that does not fit is pipelines whose few micro-batches never fill them."""
+    long = [*SMALL[:-3], "32768", "--gbs", "8"]
+    out, _ = said(capsys, "plan", *long, "--json")
+    data = json.loads(out)
+    assert data["closest_miss"]["step_s"] > 2 * data["plans"][0]["step_s"]
+    out, _ = said(capsys, "plan", *long)
+    assert "closest miss" not in out
