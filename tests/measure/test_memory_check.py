@@ -191,6 +191,7 @@ def test_the_command_says_both_sides():
     [
         (("deepseek-v3", "--seq", "4096"), "latent attention"),
         (("llama-3.1-8b",), "--seq is missing"),
+        (("llama-3.1-8b", "--seq", "4096", "--precision", "fp32"), "trains in bf16"),
         (("llama-3.1-8b", "--seq", "4096", "--stack", "megatron-core-2025"), "not of the torch family"),
         (("llama-3.1-8b", "--seq", "4096", "--plan", "zero4"), "did you mean zero"),
         (("llama-3.1-8b", "--seq", "4096", "--tp", "16"), "tp"),

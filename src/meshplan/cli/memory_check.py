@@ -100,6 +100,8 @@ def checked(model: Any, told: PlanFlags, flags: WorkloadFlags) -> tuple[Plan, Wo
     """The plan and workload, with the batch that is left open set to one micro-batch a rank."""
     if flags.seq is None:
         raise InputError("--seq is missing")
+    if flags.precision not in (None, "bf16"):
+        raise InputError(f"the module trains in bf16 here, not {flags.precision}: that is what is compared")
     dp, mbs = told.dp or 1, told.mbs or 1
     work = Workload(
         seq=flags.seq, gbs=flags.gbs or dp * mbs * (told.pp or 1), precision=flags.precision or "bf16"
