@@ -73,7 +73,7 @@ def test_v1_virtual_stages_that_lose_layers() -> None:
     # NVIDIA/Megatron-LM#468: 80 layers, PP16, two layers a virtual stage: 5 layers a rank do not divide by 2.
     found = check("llama-2-70b", 16, Plan(tp=1, pp=16, vp=2, dp=1, schedule=LOOPED))
     assert ids(found) == {"layers-divide-vp"}
-    assert {"vp": 1} in fixes(found)  # no virtual stages
+    assert fixes(found)[0] == {"vp": 1}  # no virtual stages
     assert {"vp": 5} in fixes(found)  # one layer each
 
 

@@ -37,8 +37,8 @@ class Change:
 
     @property
     def distance(self) -> float:
-        """Doublings from old to new; 1 for a choice that is no number; less for other numbers of layers."""
-        if self.name == "layout":
+        """Doublings from old to new; 1 for a choice that is no number; less where a layout has other numbers."""
+        if self.name == "layout" and self.old is not None:
             return 0.25
         numbers = isinstance(self.old, int) and isinstance(self.new, int)
         if not numbers or self.name in ("sp", "schedule", "sharding", "cp_kind"):
