@@ -37,7 +37,7 @@ class Change:
 
     @property
     def distance(self) -> float:
-        """Doublings from old to new; 1 for a choice that is no number; less where a layout has other numbers."""
+        """Doublings from old to new; 1 for a choice that is no number, less for other numbers of a layout."""
         if self.name == "layout" and self.old is not None:
             return 0.25
         numbers = isinstance(self.old, int) and isinstance(self.new, int)
