@@ -92,7 +92,8 @@ def page(folder: Path, *, rate: str) -> tuple[str, dict[str, Any]]:
         "calibrating at least halves the error": best.error <= worth["datasheet"].error / 2,
     }
     if mesh:
-        met["mesh order: same winner, ratio within 25 %"] = mesh["holds"]
+        met["TP inside or across the hosts: the same winner"] = mesh["winner"]
+        met["and the ratio of the two within 25 %"] = mesh["ratio"]
     numbers = {
         "plans": len(cases),
         **{
@@ -155,7 +156,7 @@ def order_rows(folder: Path) -> dict[str, Any]:
     seen, told = across.step_s / inside.step_s, float(said[1] / said[0])
     return {
         "inside_s": inside.step_s, "across_s": across.step_s, "measured_ratio": seen, "estimated_ratio": told,
-        "holds": (seen > 1) == (told > 1) and abs(told / seen - 1) <= 0.25,
+        "winner": bool((seen > 1) == (told > 1)), "ratio": abs(told / seen - 1) <= 0.25,
     }  # fmt: skip
 
 
@@ -226,7 +227,8 @@ def _lines(
             "Another small decoder, narrow and with many tokens, over a link of 0.2 Gbit/s: tp 2 × dp 2 on"
             f" two ranks of each host takes {mesh['inside_s']:.2f} s a step with TP inside the hosts,"
             f" {mesh['across_s']:.2f} s with TP across, {mesh['measured_ratio']:.2f} times as long; estimated"
-            f" from the calibration alone: {mesh['estimated_ratio']:.2f} times.",
+            f" from the calibration alone: {mesh['estimated_ratio']:.2f} times. Four ranks take turns on two"
+            " cores there, which makes computing longer than any one of them measures it alone.",
         ]
     return [
         *lines,
