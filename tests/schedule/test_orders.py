@@ -105,8 +105,8 @@ def test_rules_name_the_nearest_value(name: str, asked: dict[str, int], sentence
 
 
 def test_an_unknown_name_gets_a_suggestion() -> None:
-    with pytest.raises(UnknownNameError, match="did you mean 'zb-h1'"):
-        make_order("zbh1", ranks=2, micro_batches=4)
+    with pytest.raises(UnknownNameError, match="did you mean 'zb-h2' or 'zb-h1'"):
+        make_order("zb-h3", ranks=2, micro_batches=4)
 
 
 def test_same_question_same_object() -> None:
