@@ -189,7 +189,7 @@ def test_studies_are_worked_out_when_opened(page: Any) -> None:
     page.goto("/")
     page.locator("#studies summary").click()
     page.get_by_role("img", name="The best plan as the GPUs grow").wait_for()
-    assert page.locator("#studies svg").count() == 2
+    assert page.locator("#studies svg").count() == 3
     page.locator("#studies").screenshot(path=SHOTS / "studies.png")
     change(page, lambda: slide(page, "seq", "1"))
     page.locator("#studies svg").first.wait_for()  # stays open, for the new question
