@@ -164,7 +164,7 @@ def out(capsys: pytest.CaptureFixture[str], argv: list[str], code: int = 0) -> s
 def test_text_fits_the_screen_and_says_why(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, more: list[str]
 ) -> None:
-    argv = ["why", *RUN, "--plan", "tp8,pp1", "--vs", "tp4,cp2,pp2", *more]
+    argv = ["why", *RUN, "--space", "plain", "--plan", "tp8,pp1", "--vs", "tp4,cp2,pp2", *more]
     text = out(capsys, argv)
     assert max(map(len, text.splitlines())) <= 80
     assert "\x1b" not in text
@@ -197,12 +197,11 @@ def test_json_is_the_same_and_a_is_the_better_plan(capsys: pytest.CaptureFixture
 
 def test_the_best_plan_is_held_against_the_next(capsys: pytest.CaptureFixture[str]) -> None:
     data = json.loads(out(capsys, ["why", *RUN, "--json"]))
-    assert data["a"]["name"].startswith("the best of")
-    assert data["b"]["name"] == "the next best"
+    assert {data[side]["name"][:2] for side in "ab"} == {"#1", "#2"}
 
 
 def test_a_plan_that_does_not_fit_is_said_to(capsys: pytest.CaptureFixture[str]) -> None:
-    text = " ".join(out(capsys, ["why", *RUN, "--plan", "tp1,pp1,cp1"], 1).split())
+    text = " ".join(out(capsys, ["why", *RUN, "--space", "plain", "--plan", "tp1,pp1,cp1"], 1).split())
     assert "does not fit" in text
     assert "more than there is" in text
     assert "memory of a GPU" in text  # the change that would make it fit

@@ -103,6 +103,7 @@ def scale(
         stack=stack,
         download=download,
         size=size,
+        usual="small",  # as for plan, whose first plans these are
     )
     keep_freed_memory()
     batches = batches or (case.workload.gbs,)

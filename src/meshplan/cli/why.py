@@ -61,7 +61,15 @@ def why(
         Fetch the config.json of an unknown model from the Hugging Face hub.
     """
     case = asked_case(
-        model, cluster, workload, space, cost_model=cost_model, stack=stack, download=download, size=size
+        model,
+        cluster,
+        workload,
+        space,
+        cost_model=cost_model,
+        stack=stack,
+        download=download,
+        size=size,
+        usual="small",  # as for plan, whose first plans these are
     )
     keep_freed_memory()
     told = progress()
@@ -87,7 +95,7 @@ def _two(case: Case, plan: str | None, vs: str | None) -> tuple[Costs, Costs, tu
         if text is not None:
             sides.append((_asked(case, wish_of(text, flag), flag), f"{flag} {text}"))
     if len(sides) < 2:
-        ranking = case.search()
+        ranking = case.ranked()
         if not len(ranking):
             raise InputError(
                 "no plan fits, so there is none to explain; `meshplan plan` says what stands in the way"
@@ -109,13 +117,18 @@ def _asked(case: Case, wish: Wish, flag: str) -> Costs:
 
 
 def _others(ranking: Ranking, sides: list[tuple[Costs, str]]) -> list[tuple[Costs, str]]:
-    """The best plan, and where that is the one asked for, or none was, the next."""
-    best = ranking.costs.take(slice(0, 1)), f"the best of {ranking.counts.feasible:,}"
+    """The plan that ``meshplan plan`` puts first, and where that is the one asked for, or none was, the
+    next."""
+    best = ranking.costs.take(slice(0, 1)), f"#1 of {ranking.counts.feasible:,}"
+    if len(ranking) > 1 and _key(ranking.costs.take(slice(1, 2))) < _key(best[0]):
+        best = best[0], f"{best[1]}, the simplest"
     if sides and asked_key(sides[0][0]) != asked_key(best[0]):
         return [best]
     if len(ranking) < 2:
         raise InputError("only one plan fits; name another with --vs to hold it against")
-    return [*([] if sides else [best]), (ranking.costs.take(slice(1, 2)), "the next best")]
+    following = ranking.costs.take(slice(1, 2))
+    name = "#2, the faster" if _key(following) < _key(best[0]) else "#2"
+    return [*([] if sides else [best]), (following, name)]
 
 
 def asked_key(costs: Costs) -> tuple[object, ...]:

@@ -15,12 +15,14 @@ from meshplan.schedule.result import Simulation
 _SVG = "{http://www.w3.org/2000/svg}"
 _CLASSES: Mapping[str | None, str] = {"n": "tiny mid dark", "h": "strong", "r": "small end", "t": "small mid"}
 _IDLE = "#eeeeee"
+ACROSS = 900.0
+"""Width of the picture in user units, about that of a page, so that its words stay as large as the page's."""
 
 
 def timeline_chart(run: Simulation, words: Words) -> Html:
-    """One row a rank, time to the right, in seconds. Boxes of one colour and height become one path of thick
-    strokes, so that 64 ranks stay a small file."""
-    drawing = ElementTree.fromstring(draw_svg(run))
+    """One row a rank, time to the right, in seconds; where micro-batches are many, the begin and the end.
+    Boxes of one colour and height become one path of thick strokes, so that 64 ranks stay a small file."""
+    drawing = ElementTree.fromstring(draw_svg(run, across=ACROSS))
     _, _, width, height = map(float, drawing.attrib["viewBox"].split())
     boxes: dict[tuple[str, str], list[str]] = {}
     written: list[Html] = []

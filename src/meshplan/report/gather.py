@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -18,13 +18,15 @@ from meshplan.report.job_text import job_text, model_word, plan_command
 from meshplan.report.pipeline_run import durations_data, stages_data
 from meshplan.report.plan_key import plan_key
 from meshplan.report.plan_rows import plan_data, ranking_data
-from meshplan.report.plan_view import plan_names
+from meshplan.report.plan_view import plan_names, shown_rows
 from meshplan.report.studies import Told, case_of, gpu_counts, scaling_of, sensitivities_of
 from meshplan.search.ranking import Ranking
 
 SCHEMA_VERSION = 1
 TOP = 25
-"""Plans in the table of a report."""
+"""Plans of the ranking in a report, one after the other."""
+SHOWN = 10
+"""Plans in its table, where that shows the best of each mesh."""
 MOST_POINTS = 4000
 """Plans in the scatter, the fastest ones."""
 
@@ -55,6 +57,7 @@ def report_data(
         "kind": "report",
         "version": meshplan.__version__,
         "ranking": named_ranking(ranking, top),
+        "shown": shown_plans(ranking, min(top, SHOWN), {chosen}),
         "points": {
             "step_s": ranking.costs.step_s[:kept].tolist(),
             "memory_bytes": ranking.costs.memory_bytes[:kept].tolist(),
@@ -75,7 +78,8 @@ def report_data(
     data["chosen"] = chosen_data(ranking, chosen, cost_model)
     if studies:
         told("report: as the GPUs grow")
-        data["scaling"] = scaling_of(case_of(ranking, cost_model), gpu_counts(ranking.cluster), told=told)
+        counts = gpu_counts(ranking.cluster)
+        data["scaling"] = scaling_of(case_of(ranking, cost_model), counts, told=told, known=ranking)
         told("report: what the step waits for")
         data["sensitivities"] = sensitivities_of(ranking, chosen, cost_model)
     return data
@@ -91,6 +95,13 @@ def named_ranking(ranking: Ranking, top: int | None) -> dict[str, Any]:
     if miss is not None:
         data["closest_miss"]["name"] = plan_names(miss.costs.plans, ranking.space.order)[0]
     return data
+
+
+def shown_plans(ranking: Ranking, top: int, also: Iterable[int] = ()) -> list[dict[str, Any]]:
+    """The plans of the table: ``top`` of them as ``meshplan plan`` shows them, and those of rows ``also``."""
+    rows = {*shown_rows(ranking, top), *(i for i in also if 0 <= i < len(ranking))}
+    tied = ranking.tied
+    return [{**named_ranking_row(ranking, i), "tied": bool(tied[i])} for i in sorted(rows)]
 
 
 def band_data(ranking: Ranking) -> dict[str, Any] | None:

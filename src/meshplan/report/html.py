@@ -7,6 +7,7 @@ from typing import Any
 
 from meshplan.report import sections
 from meshplan.report.markup import Html, h, join
+from meshplan.report.ranking_table import ranking_table, tie_note
 from meshplan.report.style import document_css
 from meshplan.report.words import HTML_CODES, Words, words_in
 
@@ -50,9 +51,9 @@ def _answer(data: Mapping[str, Any], words: Words) -> list[Html]:
     return [
         h("h2", words("report.answer")),
         *(h("p", note, class_="soft") for note in data.get("notes", ())),
-        sections.ranking_table(ranking, words, band=band, chosen=chosen),
+        ranking_table(ranking, words, shown=data.get("shown"), band=band, chosen=chosen),
         sections.fidelity_note(ranking, words),
-        sections.tie_note(band, ranking, words),
+        tie_note(band, data.get("shown") or ranking["plans"], words),
         sections.funnel(ranking, words),
         sections.misses(ranking, words),
     ]
@@ -78,7 +79,7 @@ def _studies(data: Mapping[str, Any], words: Words) -> list[Html]:
     for name, picture, caption in sections.study_pictures(data, words):
         found += [h("h2", words(f"{name}.title")), sections.figure(name, picture, caption)]
         if name == "scaling":
-            found.append(sections.scaling_table(data["scaling"]["points"], words))
+            found.append(sections.scaling_table(data["scaling"]["points"], data["ranking"]["order"], words))
     return found
 
 

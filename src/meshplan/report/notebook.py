@@ -10,10 +10,11 @@ from meshplan.report.chart_memory import memory_chart
 from meshplan.report.chart_pareto import pareto_chart
 from meshplan.report.chart_waterfall import waterfall_chart
 from meshplan.report.estimate_view import stage_data
-from meshplan.report.gather import named_ranking
+from meshplan.report.gather import named_ranking, shown_plans
 from meshplan.report.markup import Html, h
 from meshplan.report.palette import CHART_CSS, theme_css
 from meshplan.report.plan_rows import parts_data
+from meshplan.report.ranking_table import ranking_table
 from meshplan.report.words import words_in
 
 if TYPE_CHECKING:
@@ -29,7 +30,11 @@ def ranking_html(ranking: Ranking) -> str:
     data = named_ranking(ranking, ROWS)
     costs = ranking.costs
     parts: list[Html] = [h("p", h("b", sections.headline(data, words)))]
-    parts += [sections.ranking_table(data, words), sections.funnel(data, words), sections.misses(data, words)]
+    parts += [
+        ranking_table(data, words, shown=shown_plans(ranking, ROWS)),
+        sections.funnel(data, words),
+        sections.misses(data, words),
+    ]
     if len(ranking):
         limit = costs.memory_limit_bytes
         parts.append(

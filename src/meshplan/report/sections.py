@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from meshplan.plan.mesh import Mesh
+from meshplan.plan.plans import Plans
 from meshplan.report.chart_memory import memory_chart
 from meshplan.report.chart_mesh import mesh_chart
 from meshplan.report.chart_pareto import pareto_chart
 from meshplan.report.chart_scaling import scaling_chart
 from meshplan.report.chart_sensitivity import sensitivity_chart
 from meshplan.report.chart_shares import shares_chart
-from meshplan.report.chart_timeline import timeline_chart
+from meshplan.report.chart_timeline import ACROSS, timeline_chart
 from meshplan.report.chart_waterfall import waterfall_chart
-from meshplan.report.markup import Child, Html, h, join
+from meshplan.report.markup import Html, h, join
 from meshplan.report.parts import step_time
 from meshplan.report.pipeline_run import pipeline_run
-from meshplan.report.plan_key import plan_key
+from meshplan.report.plan_view import plan_names
 from meshplan.report.said import said
 from meshplan.report.saved import order_of_data, plan_of_data
+from meshplan.report.timeline_svg import is_folded
 from meshplan.report.words import Words
 from meshplan.units import format_bandwidth, format_bytes, format_count
 
@@ -104,55 +106,6 @@ def misses(ranking: Data, words: Words) -> Html:
     return join(found)
 
 
-def ranking_table(
-    ranking: Data,
-    words: Words,
-    *,
-    band: Data | None = None,
-    chosen: int | None = None,
-    cell: Callable[[Data], Child] = lambda row: row["name"],
-    extra: tuple[str, Callable[[Data], Child]] | None = None,
-) -> Html:
-    """The ranked plans; ``=`` marks those tied with the best, ``~`` times of the closed form where others are
-    simulated. ``cell`` makes the cell with a plan's name,
-    ``extra`` is a column more, beside the rank: its title and its cells."""
-    plans = ranking["plans"]
-    if not plans:
-        return Html("")
-    limit = ranking["cluster"]["memory_limit_bytes"]
-    some = any(row.get("simulated") for row in plans)
-    rows = []
-    for row in plans:
-        tied = band is not None and _tied(row, band)
-        filled = f"{format_bytes(row['memory_bytes'])} ({row['memory_bytes'] / limit:.0%})"
-        cells = [
-            h("td", row["rank"], class_="num"),
-            h("td", extra[1](row)) if extra else Html(""),
-            h("td", cell(row), class_="keep"),
-            h("td", step_time(row["step_s"], plans[0]["step_s"]) + _closed(row, some), class_="num keep"),
-            h("td", f"{row['relative']:.2f}{' =' if tied else ''}", class_="num keep"),
-            h("td", f"{row['mfu']:.1%}", class_="num"),
-            h("td", filled, class_="num keep"),
-            h("td", f"{row['tokens_per_s_per_gpu']:,.0f}", class_="num"),
-        ]
-        rows.append(h("tr", cells, class_="chosen" if row["rank"] == chosen else None))
-    heads = ("rank", "plan", "step", "relative", "mfu", "memory_used", "tokens")
-    titles = [(words(f"table.{name}"), None if name == "plan" else "num") for name in heads]
-    titles[1:1] = [(extra[0], None)] if extra else []
-    head = h("tr", [h("th", title, scope="col", class_=class_) for title, class_ in titles])
-    shown, kept = len(plans), ranking["counts"]["feasible"]
-    caption = h("caption", words("table.caption", shown=f"{shown:,}", feasible=f"{kept:,}"))
-    return h("div", h("table", caption, h("thead", head), h("tbody", rows)), class_="wide")
-
-
-def _tied(row: Data, band: Data) -> bool:
-    return bool(row.get("tied", row["relative"] <= 1 + band["share"]))
-
-
-def _closed(row: Data, some: bool) -> str:
-    return " ~" if some and not row.get("simulated") else ""
-
-
 def fidelity_note(ranking: Data, words: Words) -> Html:
     """How many of the first plans were simulated, and what that makes certain."""
     found = ranking.get("fidelity", {})
@@ -160,18 +113,6 @@ def fidelity_note(ranking: Data, words: Words) -> Html:
         return Html("")
     counts = {name: f"{found[name]:,}" for name in ("simulated", "screened", "sure")}
     return h("p", words("report.simulated", **counts), class_="soft")
-
-
-def tie_note(band: Data | None, ranking: Data, words: Words) -> Html:
-    """What ``=`` means, with where the width comes from."""
-    if band is None or not ranking["plans"]:
-        return Html("")
-    tied = sum(1 for row in ranking["plans"] if _tied(row, band))
-    text = words(
-        "report.ties", share=f"{band['share']:.1%}", runs=band["runs"], kind=words(f"report.{band['kind']}"),
-        count=tied,
-    )  # fmt: skip
-    return h("p", text, class_="soft")
 
 
 def plan_facts(plan: Data, ranking: Data, words: Words) -> Html:
@@ -210,7 +151,9 @@ def plan_pictures(plan: Data, ranking: Data, words: Words) -> Iterator[tuple[str
         left = words("timeline.cut", count=run[1]) if run[1] else ""
         key = "timeline.exact" if plan.get("pipeline") else "timeline.note"
         told = words(key, simulated=f"{run[0].step:.4g}", priced=f"{plan['step_s']:.4g}")
-        yield "timeline", timeline_chart(run[0], words), f"{left} {'' if run[1] else told}".strip()
+        middle = words("timeline.middle") if is_folded(run[0], ACROSS) and not left else ""
+        note = " ".join(text for text in (left, middle, "" if run[1] else told) if text)
+        yield "timeline", timeline_chart(run[0], words), note
 
 
 def mesh_of(plan: Data, ranking: Data) -> Mesh:
@@ -241,16 +184,13 @@ def study_pictures(data: Data, words: Words) -> Iterator[tuple[str, Html, str]]:
         yield "sensitivity", sensitivity_chart(data["sensitivities"], words), words("sensitivity.note")
 
 
-def scaling_table(points: Sequence[Data], words: Words) -> Html:
-    """The scaling curve in figures, with the plan of each point."""
+def scaling_table(points: Sequence[Data], order: str, words: Words) -> Html:
+    """The scaling curve in figures, with the plan of each point; ``order`` of the dimensions, as in
+    ``plan --json``."""
     rows = []
     for point in points:
         plan = point["plan"]
-        name = (
-            h("code", plan_key(plan_of_data(plan)).replace(",", " "))
-            if plan
-            else said(point["reason"], words)
-        )
+        name = plan_name(plan, order) if plan else said(point["reason"], words)
         figures = ("", "", "", "")
         if plan:
             figures = (
@@ -267,6 +207,12 @@ def scaling_table(points: Sequence[Data], words: Words) -> Html:
     heads.append(words("scaling.efficiency"))
     head = h("tr", [h("th", t, scope="col", class_="num" if i != 1 else None) for i, t in enumerate(heads)])
     return h("div", h("table", h("thead", head), h("tbody", rows)), class_="wide")
+
+
+def plan_name(plan: Data, order: str) -> str:
+    """A plan of an answer by the name it has in rankings."""
+    dims = order_of_data(order)
+    return " ".join(plan_names(Plans.of(plan_of_data(plan), order=dims), dims)[0].split())
 
 
 def evidence(plan: Data, words: Words) -> Html:

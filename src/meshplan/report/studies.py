@@ -37,12 +37,18 @@ def case_of(ranking: Ranking, cost_model: CostModel) -> Case:
         space=ranking.space,
         cost_model=cost_model,
         simulate=ranking.simulated is not None,
+        band=ranking.band,
     )
 
 
-def scaling_of(case: Case, counts: tuple[int, ...], *, told: Told = lambda text: None) -> dict[str, Any]:
-    """What ``meshplan scale --no-weak --json`` prints for the same batch on these numbers of GPUs."""
-    found = scaling(case, counts, (case.workload.gbs,), weak=False, told=told)
+def scaling_of(
+    case: Case, counts: tuple[int, ...], *, told: Told = lambda text: None, known: Ranking | None = None
+) -> dict[str, Any]:
+    """What ``meshplan scale --no-weak --json`` prints for the same batch on these numbers of GPUs; ``known``:
+    the ranking of the question itself, where it is by step time."""
+    if known is not None and known.objective not in ("step", "mfu", "cost"):
+        known = None
+    found = scaling(case, counts, (case.workload.gbs,), weak=False, told=told, known=known)
     return scale_data(case, found)
 
 

@@ -50,6 +50,8 @@ class Case:
     """What plans must satisfy; ``None``: what the search asks for by itself."""
     simulate: bool = False
     """Whether times are those of simulated pipelines, where the cost model can simulate them."""
+    band: float = 0.0
+    """Plans whose step times differ by less, relatively, are as good (``ranked`` alone asks about it)."""
 
     @property
     def setting(self) -> Setting:
@@ -67,6 +69,19 @@ class Case:
             advise=False,
             fidelity="simulate" if self._simulates else "estimate",
             sure=sure,
+        )
+
+    def ranked(self) -> Ranking:
+        """What ``meshplan plan`` answers: of the plans as fast as the fastest within ``band``, the simplest
+        comes first."""
+        return search(
+            *self.setting,
+            space=self.space,
+            cost_model=self.cost_model,
+            rules=self.rules,
+            advise=False,
+            fidelity="simulate" if self._simulates else "estimate",
+            band=self.band,
         )
 
     @property

@@ -1,4 +1,7 @@
-"""The best plan as the GPUs grow: the same batch on more of them (strong), or more batch too (weak)."""
+"""The best plan as the GPUs grow: the same batch on more of them (strong), or more batch too (weak).
+
+The best plan is the one that ``meshplan plan`` puts first: the simplest of those tied with the fastest.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from meshplan.cost.costs import Costs
 from meshplan.errors import InputError
+from meshplan.search.ranking import Ranking
 from meshplan.search.reasons import Case
 
 GROUP_OF = {
@@ -64,15 +68,17 @@ def scaling(
     *,
     weak: bool = True,
     told: Told = lambda text: None,
+    known: Ranking | None = None,
 ) -> Scaling:
     """The best plan on every number of ``gpus`` for each of ``batches``; ``weak``: also with the first batch
-    growing with the GPUs. Raises ``InputError`` for a number of GPUs that cannot be."""
+    growing with the GPUs. ``known``: the answer to ``case`` itself, which is then not searched for again.
+    Raises ``InputError`` for a number of GPUs that cannot be."""
     points: list[Point] = []
     for curve, pairs in _curves(tuple(gpus), tuple(batches), weak):
         first: float | None = None
         for count, gbs in pairs:
             told(f"{curve}: {count:,} GPUs, gbs {gbs:,}")
-            point = _point(case, curve, count, gbs, first)
+            point = _point(case, curve, count, gbs, first, known)
             if first is None and point.tokens_per_s is not None:
                 first = point.tokens_per_s / count
                 point = replace(point, efficiency=1.0)
@@ -90,10 +96,11 @@ def _curves(
         yield f"weak, gbs {batches[0]:,} on {gpus[0]:,}", grown
 
 
-def _point(case: Case, curve: str, gpus: int, gbs: int, first: float | None) -> Point:
+def _point(case: Case, curve: str, gpus: int, gbs: int, first: float | None, known: Ranking | None) -> Point:
     here = case.on(case.cluster.with_gpus(gpus)).of(replace(case.workload, gbs=gbs))
+    own = (gpus, gbs) == (case.cluster.gpus, case.workload.gbs)
     try:
-        ranking = here.search(sure=1)
+        ranking = known if known is not None and own else here.ranked()
     except InputError as error:  # the cost model cannot price any plan there
         return _nothing(curve, gpus, gbs, str(error))
     if not len(ranking):

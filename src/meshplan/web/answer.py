@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from meshplan.export.launchers import LAUNCHERS
@@ -12,6 +12,7 @@ from meshplan.report.chart_pareto import pareto_chart
 from meshplan.report.job_text import JOB, job_text, plan_command
 from meshplan.report.markup import Html, h, join
 from meshplan.report.parts import step_time
+from meshplan.report.ranking_table import Extra, ranking_table, tie_note
 from meshplan.report.said import said
 from meshplan.report.words import Words
 from meshplan.search.ranking import Ranking
@@ -63,10 +64,11 @@ def stopped_answer(address: Address, words: Words) -> Html:
 
 
 def ranking_answer(
-    ranking: Ranking, data: Data, address: Address, words: Words, *, band: Data | None, chosen: int | None,
-    base: tuple[Ranking, Ranking] | None,
+    ranking: Ranking, data: Data, address: Address, words: Words, *, shown: Sequence[Data],
+    band: Data | None, chosen: int | None, base: tuple[Ranking, Ranking] | None,
 ) -> Html:  # fmt: skip
-    """The ranking with its scatter; ``base``: the answers without and with the sliders, to be told apart."""
+    """The ranking with its scatter; ``shown``: the plans of the table; ``base``: the answers without and with
+    the sliders, to be told apart."""
     best = data["plans"][0] if data["plans"] else None
     said = words("page.no_plan")
     if best is not None:
@@ -81,12 +83,12 @@ def ranking_answer(
         h("p", _in_short(data, words), class_="soft"),
         _moved(base, address, words) if base is not None else None,
         sections.misses(data, words) if best is None else None,
-        sections.ranking_table(
-            data, words, band=band, chosen=None if chosen is None else chosen + 1, cell=_cell(address),
-            extra=(words("page.pin"), _pin(address, words)),
+        ranking_table(
+            data, words, shown=shown, band=band, chosen=None if chosen is None else chosen + 1,
+            cell=_cell(address), extra=Extra(title=words("page.pin"), cell=_pin(address, words)),
         ),
         sections.fidelity_note(data, words),
-        sections.tie_note(band, data, words),
+        tie_note(band, shown, words),
         sections.funnel(data, words),
         sections.misses(data, words) if best is not None else None,
     ]  # fmt: skip
@@ -262,7 +264,7 @@ def studies_answer(found: Data, data: Data, words: Words) -> Html:
     for name, picture, caption in sections.study_pictures(whole, words):
         parts += [h("h3", words(f"{name}.title")), sections.figure(name, picture, caption)]
         if name == "scaling":
-            parts.append(sections.scaling_table(found["scaling"]["points"], words))
+            parts.append(sections.scaling_table(found["scaling"]["points"], data["order"], words))
     return join(parts)
 
 

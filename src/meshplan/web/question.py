@@ -29,6 +29,7 @@ from meshplan.plan.space import SIZES, Size, Space
 from meshplan.plan.workload import Workload
 from meshplan.report.plan_key import MOST_CHARACTERS as MOST_KEY
 from meshplan.report.studies import candidates
+from meshplan.search.band import ranking_band
 from meshplan.search.bounds import can_bound
 from meshplan.search.fidelity import can_simulate
 from meshplan.search.objective import OBJECTIVES, Objective
@@ -143,6 +144,7 @@ class Asked:
             space=self.space,
             cost_model=self.cost_model,
             simulate=can_simulate(self.cost_model),
+            band=ranking_band(self.cost_model.name, self.model),
         )
 
     @cached_property
@@ -163,7 +165,7 @@ def question_of(address: Address, *, sliders: bool = True) -> Asked:
     if sliders:
         numbers = {name: _scaled(number, _log(values, name)) for name, number in numbers.items()}
         cluster = _slid(cluster, values)
-    workload = Workload(**numbers, precision=values.get("precision", "bf16"))
+    workload = Workload(seq=numbers["seq"], gbs=numbers["gbs"], precision=values.get("precision", "bf16"))
     prices = cost_model_named(values.get("cost_model", DEFAULT))
     asked = Asked(
         key=(address if sliders else address.without(*LOGS)).asked,

@@ -86,6 +86,6 @@ def done(task: Task, ranking: Ranking | None, told: Told) -> Any:
         return scaling_of(asked.case, tuple(map(int, task.detail.split(","))), told=told)
     assert ranking is not None
     return {
-        "scaling": scaling_of(asked.case, gpu_counts(asked.cluster), told=told),
+        "scaling": scaling_of(asked.case, gpu_counts(asked.cluster), told=told, known=ranking),
         "sensitivities": sensitivities_of(ranking, int(task.detail), asked.cost_model),
     }

@@ -18,7 +18,7 @@ from meshplan.plan.rules import Setting
 from meshplan.report import sections
 from meshplan.report.compare import compare_data
 from meshplan.report.estimate_view import estimate_data
-from meshplan.report.gather import band_data, named_ranking
+from meshplan.report.gather import band_data, named_ranking, shown_plans
 from meshplan.report.markup import Html, h, join
 from meshplan.report.plan_key import read_plan
 from meshplan.report.plan_rows import ranking_data
@@ -192,13 +192,13 @@ def _whole(
 ) -> Html:  # fmt: skip
     """Ranking, comparison, chosen plan, doubts, studies, downloads."""
     data = named_ranking(ranking, asked.top)
-    chosen = _chosen(ranking, address)
+    chosen, pinned = _chosen(ranking, address), _pinned(ranking, address)
+    shown = shown_plans(ranking, asked.top, {*pinned, *([] if chosen is None else [chosen])})
     parts = [
         answer.ranking_answer(
-            ranking, data, address, words, band=band_data(ranking), chosen=chosen, base=base
+            ranking, data, address, words, shown=shown, band=band_data(ranking), chosen=chosen, base=base
         )
     ]
-    pinned = _pinned(ranking, address)
     if len(pinned) == 2:
         parts.append(answer.compare_answer(compare_data(ranking, *pinned), address, words))
     plan = None if chosen is None else desk.chosen(asked, ranking, chosen)
