@@ -15,6 +15,7 @@ from meshplan.cli.job import is_phased
 from meshplan.cli.options import Count, Format, Json
 from meshplan.cli.progress import progress
 from meshplan.cli.question import Question, question
+from meshplan.cli.report import Language
 from meshplan.cli.run_flags import RunFlags, StudyFlags
 from meshplan.cli.variants import best_first, only_variant, variants_of
 from meshplan.cost.models import COST_MODELS, DEFAULT
@@ -61,6 +62,7 @@ def plan(
     json_: Json = False,
     html: Annotated[Path | None, Parameter(metavar="FILE")] = None,
     svg: Annotated[Path | None, Parameter(metavar="FOLDER")] = None,
+    language: Annotated[Language, Parameter(metavar="NAME")] = "en",
     download: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
     """Rank the ways to lay a training run out over GPUs.
@@ -92,6 +94,8 @@ def plan(
         Write a report with pictures to this file, which needs no network to be read.
     svg
         Write the pictures of the report into this folder.
+    language
+        Of the report and its pictures: en or zh.
     download
         Fetch the config.json of an unknown model from the Hugging Face hub.
     """
@@ -164,7 +168,7 @@ def plan(
         from meshplan.report.gather import report_data
 
         whole = report_data(ranking, cost_model=asked.cost_model, told=progress())
-        write_report(whole, html=html, svg=svg)
+        write_report(whole, html=html, svg=svg, language=language)
     if nothing is None:
         return 0
     if form != "json":

@@ -96,7 +96,7 @@ def _row(
         h(
             "td",
             f"{format_bytes(row['memory_bytes'])} ({row['memory_bytes'] / limit:.0%})",
-            class_="num keep",
+            class_="num keep memory",
         ),
         h("td", f"{row['tokens_per_s_per_gpu']:,.0f}", class_="num less"),
     ]
