@@ -25,9 +25,10 @@ from meshplan.report.chart_pareto import pareto_chart, pareto_front
 from meshplan.report.chart_scaling import scaling_chart
 from meshplan.report.chart_sensitivity import sensitivity_chart
 from meshplan.report.chart_shares import SHARES, shares_chart
-from meshplan.report.chart_timeline import timeline_chart
+from meshplan.report.chart_timeline import ACROSS, timeline_chart
 from meshplan.report.chart_waterfall import waterfall_chart
 from meshplan.report.svg import standalone
+from meshplan.report.timeline_svg import is_folded
 from meshplan.report.words import words_in
 from meshplan.schedule.generate import make_order
 from meshplan.schedule.simulate import simulate
@@ -304,3 +305,28 @@ def test_names_from_people_are_escaped() -> None:
     picture = memory_chart([{**STAGES[0], "memory": {evil: GIB, "weights": GIB}}], LIMIT, EN)
     assert "<script" not in picture
     assert ET.fromstring(picture) is not None
+
+
+def test_timeline_of_many_micro_batches_is_drawn_large_at_both_ends() -> None:
+    """256 micro-batches on two ranks: the first forward and the last backward passes, each wide enough to
+    see, in a picture of the usual width; what idles at the right is said of the whole step."""
+    run = simulate(
+        make_order("1f1b", ranks=2, micro_batches=256, vp=None), forward=1.0, backward_input=2.0, weight=0.0
+    )
+    picture = timeline_chart(run, words_in("en"))
+    assert is_folded(run, ACROSS)
+    numbers = [int(n) for n in re.findall(r'<text[^>]*class="tiny mid dark"[^>]*>(\d+)<', picture)]
+    assert {0, 1, 255} <= set(numbers)
+    assert not {100, 128, 150} & set(numbers)
+    assert f"{run.idle[0] / run.step:.1%}" in picture
+    width, _ = map(float, picture.partition('viewBox="0 0 ')[2].partition('"')[0].split())
+    assert width == ACROSS
+    widest = max(float(x) + float(w) for x, w in re.findall(r"M([\d.]+) [\d.]+h([\d.]+)", picture))
+    assert widest <= ACROSS
+
+
+def test_timeline_of_few_micro_batches_is_whole() -> None:
+    run = simulate(
+        make_order("1f1b", ranks=4, micro_batches=8, vp=None), forward=1.0, backward_input=2.0, weight=0.0
+    )
+    assert not is_folded(run, ACROSS)

@@ -15,9 +15,11 @@ from meshplan.cluster.presets import cluster_of
 from meshplan.cost.models import cost_model_named
 from meshplan.model.hf import model_from_config
 from meshplan.model.load import load_model
+from meshplan.plan.space import Space
 from meshplan.plan.workload import Workload
 from meshplan.report.gather import report_data
 from meshplan.report.html import report_html, report_pictures
+from meshplan.search.band import ranking_band
 from meshplan.search.ranking import Ranking
 from meshplan.search.search import search
 
@@ -276,3 +278,83 @@ def test_bad_calls(
     saved.write_text(capsys.readouterr().out, encoding="utf-8")
     assert main(["report", str(saved), *(word.format(folder=tmp_path) for word in more)]) == 2
     assert sentence in capsys.readouterr().err
+
+
+def small_ranking() -> Ranking:
+    """As ``meshplan plan`` asks."""
+    model, model_costs = load_model("llama-3.1-70b"), cost_model_named("full")
+    return search(
+        model,
+        cluster_of("h100-sxm", 64),
+        Workload(seq=8192, gbs=512),
+        space=Space.of("small", model),
+        cost_model=model_costs,
+        band=ranking_band("full", model),
+    )
+
+
+@pytest.fixture(scope="module")
+def small() -> Ranking:
+    return small_ranking()
+
+
+def rows_of(table: str) -> list[int]:
+    """The ranks of a table's rows, in order."""
+    return [int(n.replace(",", "")) for n in re.findall(r'<tr[^>]*><td class="num">([\d,]+)</td>', table)]
+
+
+def test_the_table_shows_the_best_of_each_mesh_and_all_of_the_first_folded(small: Ranking) -> None:
+    data = report_data(small, studies=False)
+    text = report_html(data)
+    table, _, rest = text.partition('<details id="all-plans">')
+    shown = rows_of(table)
+    meshes = [(p.tp, p.cp, p.pp, p.dp) for p in (small.costs.plans[rank - 1] for rank in shown)]
+    first = {}
+    for i, plan in enumerate(small):
+        first.setdefault((plan.tp, plan.cp, plan.pp, plan.dp), i + 1)
+    fastest = int(small.costs.step_s.argmin()) + 1
+    assert len(shown) == 10
+    assert all(first[mesh] == rank for mesh, rank in zip(meshes, shown, strict=True) if rank != fastest)
+    assert "the best plan of each mesh" in table.lower()
+    assert "The first 25 plans" in rest
+    assert rows_of(rest.partition("</table>")[0]) == list(range(1, 26))
+
+
+def test_a_chosen_plan_is_always_in_the_table(small: Ranking) -> None:
+    """Row 6 is folded behind the first of its mesh, unless it is the one that was asked about."""
+    usual = rows_of(report_html(report_data(small, studies=False)).partition("<details")[0])
+    assert 6 not in usual
+    chosen = report_html(report_data(small, studies=False, chosen=5)).partition("<details")[0]
+    assert rows_of(chosen) == sorted([*usual, 6])
+    assert re.search(r'<tr class="chosen"><td class="num">6</td>', chosen)
+
+
+def test_the_scaling_curve_goes_through_the_plan_that_stands_first(small: Ranking) -> None:
+    data = report_data(small)
+    own = next(p for p in data["scaling"]["points"] if p["gpus"] == 64)
+    best = data["ranking"]["plans"][0]
+    assert {name: own["plan"][name] for name in ("tp", "pp", "dp", "vp", "step_s")} == {
+        name: best[name] for name in ("tp", "pp", "dp", "vp", "step_s")
+    }
+    assert best["step_s"] > float(small.costs.step_s.min())  # the simplest of those tied, not the fastest
+    assert data["chosen"]["name"] in report_html(data).partition("The best plan as the GPUs grow")[2]
+
+
+def test_scale_says_what_plan_says(capsys: pytest.CaptureFixture[str]) -> None:
+    """The same question on each number of GPUs, asked of both commands."""
+    rest = [word for word in QUESTION if word not in ("--gpus", "64")]
+    assert main(["scale", *rest, "--gpus", "64,256", "--no-weak", "--json"]) == 0
+    points = json.loads(capsys.readouterr().out)["points"]
+    for point in points:
+        assert main(["plan", *rest, "--gpus", str(point["gpus"]), "--top", "10", "--json"]) == 0
+        best = json.loads(capsys.readouterr().out)["plans"][0]
+        assert all(point["plan"][name] == value for name, value in best.items() if name in point["plan"])
+
+
+def test_plan_writes_a_report_in_chinese(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = [*QUESTION[:3], "--gpus", "16", *QUESTION[5:], "--space", "plain"]
+    assert main(["plan", *small, "--html", str(tmp_path / "r.html"), "--language", "zh"]) == 0
+    capsys.readouterr()
+    text = (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert '<html lang="zh-CN">' in text
+    assert "各流水线级的单卡显存" in text

@@ -91,6 +91,13 @@ def change(page: Any, action: Any) -> None:
     settled(page)
 
 
+def rank_of(page: Any, row: int) -> str:
+    """The number of the plan in this row of the ranking."""
+    return str(
+        page.locator("#ranking table").first.locator("tbody tr").nth(row).locator("td").first.inner_text()
+    )
+
+
 def slide(page: Any, name: str, value: str) -> None:
     """Release a slider somewhere, as the mouse does."""
     page.evaluate(
@@ -106,6 +113,15 @@ def test_opens_with_a_ranking_and_pictures(page: Any) -> None:
     assert page.title() == "meshplan"
     assert page.get_by_role("heading", name="llama-3.1-70b on 64 × h100-sxm").is_visible()
     assert page.get_by_role("table").first.get_by_role("row").count() == 11
+    ranks = [
+        int(text)
+        for text in page.locator("#ranking table").first.locator("tbody td:first-child").all_inner_texts()
+    ]
+    assert ranks[:2] == [1, 2]
+    assert ranks[-1] > len(ranks)  # the best of each mesh, under their own numbers
+    page.locator("#all-plans summary").click()
+    all_ranks = page.locator("#all-plans tbody td:first-child").all_inner_texts()
+    assert all_ranks == [str(i + 1) for i in range(10)]
     assert page.get_by_role("img").count() == 5
     shot(page, "start", full_page=True)
 
@@ -150,10 +166,10 @@ def test_sliders_move_the_ranking(page: Any) -> None:
 def test_a_plan_is_clicked_for_its_pictures(page: Any) -> None:
     page.goto("/")
     link = page.locator("#ranking a[data-plan]").nth(2)
-    name = link.inner_text()
+    name, rank = link.inner_text(), rank_of(page, 2)
     change(page, link.click)
-    assert page.locator("#plan h2").inner_text() == f"Plan 3: {name}"
-    assert page.evaluate("document.activeElement.textContent") == f"Plan 3: {name}"
+    assert page.locator("#plan h2").inner_text() == f"Plan {rank}: {name}"
+    assert page.evaluate("document.activeElement.textContent") == f"Plan {rank}: {name}"
     assert "plan=" in page.url
     page.go_back()
     page.get_by_role("heading", name="Plan 1:").wait_for()
@@ -163,13 +179,17 @@ def test_two_pins_are_compared(page: Any) -> None:
     page.goto("/")
     pins = page.locator("input[name=pin]")
     change(page, lambda: pins.nth(0).check())
+    rank = rank_of(page, 3)
     change(page, lambda: pins.nth(3).check())
     assert page.locator("#compare").is_visible()
-    assert re.search(r"#4 is [\d.]+% (slower|faster) than #1", page.locator("#compare p").first.inner_text())
+    assert re.search(
+        rf"#{rank} is [\d.]+% (slower|faster) than #1", page.locator("#compare p").first.inner_text()
+    )
     shot(page, "compare", full_page=True)
+    rank = rank_of(page, 5)
     change(page, lambda: page.locator("input[name=pin]").nth(5).check())
     assert page.locator("input[name=pin]:checked").count() == 2
-    assert "#6" in page.locator("#compare thead").inner_text()
+    assert f"#{rank}" in page.locator("#compare thead").inner_text()
 
 
 def test_why_not(page: Any) -> None:

@@ -25,8 +25,11 @@ _COLOURS = {"F": (86, 148, 214), "B": (233, 163, 59), "I": (233, 163, 59), "W": 
 _IDLE = (238, 238, 238)
 _BOX, _NUMBER = 2.0, 15.0
 """Narrowest box in pixels; narrowest box with a number in it."""
-_FOLD_BELOW, _FOLD_TO = 4.0, 9.0
-"""Actions narrower than this many pixels make a picture of given width fold, so that they are this wide."""
+_FOLD_BELOW, _FOLD_TO, _FOLD_DEEP = 4.0, 9.0, 4.5
+"""Actions narrower than this many pixels make a picture of given width fold, so that they are this wide; in
+deep pipelines, which take long to fill, this wide."""
+_DEEP = 8
+"""Ranks above which a pipeline is deep."""
 _GAP = 26.0
 """Pixels between the two halves of a folded picture."""
 _STYLE = (
@@ -57,7 +60,7 @@ class _Sheet:
         scale = (width - margins) / run.step if run.step > 0 else 0.0
         spans: tuple[tuple[float, float, float], ...] = ((0.0, run.step, float(_LEFT)),)
         if across and 0 < typical * scale < _FOLD_BELOW:
-            scale = _FOLD_TO / typical
+            scale = (_FOLD_DEEP if run.order.ranks > _DEEP else _FOLD_TO) / typical
             half = (width - margins - _GAP) / 2
             spans = (
                 (0.0, half / scale, float(_LEFT)),
