@@ -103,8 +103,10 @@ def step_time(
     code, p, v, m, f, b, w, f_sum, b_sum, w_sum, hop, hidden, share = (c.ravel() for c in columns)
     bubble = np.full(code.shape, np.nan)
     work = m * (f + b + w)
-    for one in np.unique(code).astype(int).tolist():
+    for one in CODES.values():
         rows = np.flatnonzero(code == one)
+        if not len(rows):
+            continue
         fr, br, wr = (np.maximum(s[rows] - x[rows], 0.0) for s, x in ((f_sum, f), (b_sum, b), (w_sum, w)))
         case = _Case(p[rows], v[rows], m[rows], f[rows], b[rows], w[rows], fr, br, wr, hop[rows])
         if one in (CODES["v-half"], CODES["v-min"]):
@@ -303,25 +305,31 @@ def in_flight(schedule: Any, p: Any, v: Any, m: Any, rank: Any, group: Any = Non
     ZB-H1 schedules (when not given that of ``generate.make_order``: ``p`` where it divides the
     micro-batches). DualPipe keeps two copies of the model: its unit is the stage of one.
     """
-    columns = (schedule, p, v, m, rank)
-    code, p, v, m, i = np.broadcast_arrays(*(np.asarray(x, dtype=np.float64) for x in columns))
-    n = _default_group(p, m) if group is None else np.asarray(group, dtype=np.float64)
-    counts = [
-        m,
-        p - i,
-        (2 * (p - i - 1) + (v - 1) * n + 1) / v,
-        m,
-        (p + (v - 1) * n) / v,
-        2 * p - 1,
-        np.minimum(p, (m + i + 1) / 2),
-        np.floor((p + 2) / 2),
-        np.floor((p + 4) / 3),
-        p + 1,
-        p + 0.5,
-    ]
-    alive = np.select([code == k for k in range(len(counts))], counts, np.nan)
-    held: Floats = np.minimum(alive, m)
-    return held
+    code, p, v, m, i = (np.asarray(x, dtype=np.float64) for x in (schedule, p, v, m, rank))
+    n = _default_group(*np.broadcast_arrays(p, m)) if group is None else np.asarray(group, dtype=np.float64)
+    alive: Floats = np.full(np.broadcast_shapes(*(x.shape for x in (code, p, v, m, i, n))), np.nan)
+    for one, held in enumerate(_IN_FLIGHT):
+        if (rows := code == one).any():
+            alive = np.where(rows, held(p, v, m, i, n), alive)
+    least: Floats = np.minimum(alive, m)
+    return least
+
+
+_IN_FLIGHT: list[Callable[[Floats, Floats, Floats, Floats, Floats], Floats]] = [
+    lambda p, v, m, i, n: m,
+    lambda p, v, m, i, n: p - i,
+    lambda p, v, m, i, n: (2 * (p - i - 1) + (v - 1) * n + 1) / v,
+    lambda p, v, m, i, n: m,
+    lambda p, v, m, i, n: (p + (v - 1) * n) / v,
+    lambda p, v, m, i, n: 2 * p - 1,
+    lambda p, v, m, i, n: np.minimum(p, (m + i + 1) / 2),
+    lambda p, v, m, i, n: np.floor((p + 2) / 2),
+    lambda p, v, m, i, n: np.floor((p + 4) / 3),
+    lambda p, v, m, i, n: p + 1,
+    lambda p, v, m, i, n: p + 0.5,
+]
+"""For every schedule, micro-batches a rank holds if there are enough of them: p ranks, v stages a rank, m
+micro-batches, rank i, groups of n."""
 
 
 def _default_group(p: Floats, m: Floats) -> Floats:

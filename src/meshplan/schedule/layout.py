@@ -229,20 +229,24 @@ class Fill:
 def _equal_layers(fill: Fill, ranks: int, v_shaped: bool) -> list[int]:
     """Layers of equal cost: each goes to the rank that has least with it, then evenly over its stages."""
     stages, cost = fill.stages, fill.total[1]
-    home = rank_of_stage(stages, ranks, v_shaped=v_shaped)
-    counts = np.array(fill.fewest)
-    rank_cost = np.bincount(home, weights=fill.extra + counts * cost, minlength=ranks)
-    stage_cost = fill.extra + counts * cost
-    for _ in range(fill.count - int(counts.sum())):
+    counts = list(fill.fewest)
+    stage_cost = [extra + count * cost for extra, count in zip(fill.extra, counts, strict=True)]
+    own: list[list[int]] = [[] for _ in range(ranks)]
+    rank_cost = [0.0] * ranks
+    for stage, rank in enumerate(rank_of_stage(stages, ranks, v_shaped=v_shaped).tolist()):
+        own[rank].append(stage)
+        rank_cost[rank] += stage_cost[stage]
+    # Plain lists: a few ranks at a time are too little for arrays.
+    for _ in range(fill.count - sum(counts)):
         # Of equally loaded ranks a middle one: the first and the last hold the ends and most activations.
-        least = np.flatnonzero(rank_cost <= rank_cost.min() + fill.slack)
-        rank = int(least[len(least) // 2])
-        own = np.flatnonzero(home == rank)
-        stage = int(own[stage_cost[own].argmin()])
+        enough = min(rank_cost) + fill.slack
+        least = [rank for rank, so_far in enumerate(rank_cost) if so_far <= enough]
+        rank = least[len(least) // 2]
+        stage = min(own[rank], key=stage_cost.__getitem__)
         counts[stage] += 1
         rank_cost[rank] += cost
         stage_cost[stage] += cost
-    return np.append(0, np.cumsum(counts)).tolist()
+    return [0, *accumulate(counts)]
 
 
 def _searched(

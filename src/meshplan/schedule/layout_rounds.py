@@ -9,6 +9,7 @@ stages is not enough.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -31,14 +32,20 @@ def pace(loads: Sequence[float], *, ranks: int, forward: float = 1 / 3) -> float
     round and a backward of another, and the slowest rank of the step holds up all. ``forward`` is the
     share of the forward. An upper bound: buffers hide some of it.
     """
-    table = np.asarray(loads, dtype=np.float64).reshape(-1, ranks)
-    rounds, rank = len(table), np.arange(ranks)
-    step = np.arange(rounds * ranks)[:, None]
+    table = np.asarray(loads, dtype=np.float64)
+    forwards, backwards = _at_once(len(table) // ranks, ranks)
+    each = forward * table[forwards] + (1 - forward) * table[backwards]
+    return float(each.max(axis=0).sum() / ranks)
+
+
+@lru_cache(maxsize=256)
+def _at_once(rounds: int, ranks: int) -> tuple[Ints, Ints]:
+    """(ranks, steps): the stages whose forward and whose backward a rank does at every step of ``pace``."""
+    rank, step = np.arange(ranks)[:, None], np.arange(rounds * ranks)
     ahead = 2 * (ranks - rank - 1) + (rounds - 1) * ranks
     forwards = (step - rank) // ranks % rounds
     backwards = rounds - 1 - (step - rank - ahead) // ranks % rounds
-    each = forward * table[forwards, rank] + (1 - forward) * table[backwards, rank]
-    return float(each.max(axis=1).sum() / ranks)
+    return forwards * ranks + rank, backwards * ranks + rank
 
 
 def best_rounds(
@@ -115,7 +122,8 @@ class _Rounds:
         alike = self.vp * float(even.loads(np.array(usual)).max())
         most = alike - (self.vp - 1) * float(self.costs.min(initial=0.0))
         sums = (self.total[None, :] - self.total[:, None]).ravel()
-        sums = sums[sums >= 0]
+        sums = np.sort(sums[(sums >= 0) & (sums <= most + self.slack)])
+        sums = sums[np.append(np.diff(sums) > 0, True)]
         sums = np.concatenate([sums, sums + first, sums + last])
         sums = np.sort(sums[sums <= most + self.slack])
         # The largest of those that are one but for rounding.
@@ -139,7 +147,11 @@ class _Rounds:
             short, far = far, np.take_along_axis(step, far, axis=1)
         bounds, beyond = np.append(self.bounds, np.inf), len(self.bounds)
         to = np.arange(end + 1)
-        middle = np.stack([bounds[np.searchsorted(far[:, a], to)] for a in range(end + 1)])
+        # How many bounds get less far than to b, for every a and b: those that get to b - 1 at most.
+        reach = np.bincount((far + to * (end + 1)).ravel(), minlength=(end + 1) ** 2)
+        less = np.cumsum(reach.reshape(end + 1, end + 1), axis=1)
+        middle = np.full((end + 1, end + 1), bounds[0])
+        middle[:, 1:] = bounds[less[:, :-1]]
         begun = np.searchsorted(self.total, self.bounds - first + self.slack, side="right") - 1
         reached = np.where(begun >= 1 - self.free, short[np.arange(beyond), np.maximum(begun, 0)], -1)
         opening = bounds[np.searchsorted(reached, to)]

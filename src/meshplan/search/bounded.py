@@ -268,7 +268,7 @@ class Bounded:
     def _again(self, columns: Columns, rows: Ints, tried: _Tried, replicas: Ints) -> None:
         """The best details of each of these pipelines once more, with these replicas."""
         tables: list[tuple[Plans, Ints]] = []
-        for how in np.unique(tried.how[rows], axis=0):
+        for how in map(np.array, sorted(set(map(tuple, tried.how[rows].tolist())))):
             same = (tried.how[rows] == how).all(axis=1)
             only = {"replicas": replicas, "sharding": how[:1], "recompute": how[None, 1:]}
             tables += self._varied(_some(columns, same), only)
@@ -354,7 +354,7 @@ class _Tried:
         """Take in priced plans, each of one of the pipelines ``rows``."""
         fits, again = costs.fits, costs.plans.recompute_layers > 0
         none = plans.recompute_modules == 0
-        for sharding in np.unique(plans.sharding).tolist():
+        for sharding in sorted(set(plans.sharding.tolist())):
             own = none & (plans.sharding == sharding)
             if not own.any():
                 continue

@@ -78,7 +78,7 @@ class Pool:
             keys = mesh_keys(costs.plans)[index]
             _, first = np.unique(keys, return_index=True)
             best = np.sort(first)[: self.meshes]
-            keep = index[np.union1d(np.arange(self.keep), best)]
+            keep = index[np.append(np.arange(self.keep), best[best >= self.keep])]
         self._pieces = [(costs.take(keep), places[keep])]
         self._rows = len(keep)
 

@@ -11,6 +11,7 @@ from meshplan.cluster.cluster import Cluster
 from meshplan.cluster.profile import Profile
 from meshplan.cost.costs import Bools, Floats
 from meshplan.cost.full.comm import Links
+from meshplan.cost.full.narrow import total
 from meshplan.cost.full.stack import Stack
 from meshplan.cost.full.stages import Splits, splits_of
 from meshplan.cost.full.topology import Group, group, joint_group, spans
@@ -79,27 +80,32 @@ class Context:
     @cached_property
     def layers(self) -> Floats:
         """(plans, types, kinds): layers each rank type holds."""
-        return np.asarray(self.splits.layers[self.splits.of_plan])
+        return np.asarray(self.splits.layers.take(self.splits.of_plan, axis=0))
+
+    @cached_property
+    def held_layers(self) -> Floats:
+        """(plans, types): layers of any kind each rank type holds."""
+        return np.asarray(total(self.splits.layers).take(self.splits.of_plan, axis=0))
 
     @cached_property
     def first(self) -> Floats:
         """1 where the rank type holds the embedding (0.5: one of its two stages does, DualPipe)."""
-        return np.asarray(self.splits.first[self.splits.of_plan])
+        return np.asarray(self.splits.first.take(self.splits.of_plan, axis=0))
 
     @cached_property
     def last(self) -> Floats:
         """The same of the head."""
-        return np.asarray(self.splits.last[self.splits.of_plan])
+        return np.asarray(self.splits.last.take(self.splits.of_plan, axis=0))
 
     @cached_property
     def ranks(self) -> Floats:
         """How many pipeline ranks are of the type; 0 for padding."""
-        return np.asarray(self.splits.ranks[self.splits.of_plan])
+        return np.asarray(self.splits.ranks.take(self.splits.of_plan, axis=0))
 
     @cached_property
     def earliest(self) -> Floats:
         """The first pipeline rank of the type."""
-        return np.asarray(self.splits.earliest[self.splits.of_plan])
+        return np.asarray(self.splits.earliest.take(self.splits.of_plan, axis=0))
 
     @cached_property
     def micro_batches(self) -> Floats:
@@ -119,10 +125,10 @@ class Context:
 
     def per_rank(self, per_kind: list[Floats]) -> Floats:
         """(plans, types): Σ over kinds of layers held × a value for each plan."""
-        total = np.zeros(self.ranks.shape)
+        held = np.zeros((len(self.plans), self.splits.ranks.shape[1]))
         for k, value in enumerate(per_kind):
-            total += self.layers[:, :, k] * value[:, None]
-        return total
+            held += self.layers[:, :, k] * value[:, None]
+        return held
 
     def padded_vocab(self, tp: Ints) -> Floats:
         """Vocabulary as the stack pads it: Megatron to a multiple of 128 · tp, others not at all."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -80,14 +81,19 @@ def best_cut(costs: Layout, kinds: Layout, pp: int, vp: int, shape: int) -> Layo
     ends: dict[str, Any] = {"embedding": float(embedding), "head": float(head), "least_ends": 0}
     folded = shape != LOOPED
 
+    before = [0.0, *accumulate(layers)]
+    home = rank_of_stage(stages, ranks, v_shaped=folded).tolist()
+
     def cost(cut: Layout) -> float:
-        loads = np.diff(np.append(0.0, np.cumsum(layers))[np.append(0, np.cumsum(cut))])
+        loads = [before[b] - before[a] for a, b in pairwise((0, *accumulate(cut)))]
         loads[0] += embedding
         loads[-1] += head
         if turns > 1 and not folded:
-            return pace(loads.tolist(), ranks=ranks)
-        home = rank_of_stage(stages, ranks, v_shaped=folded)
-        return float(np.bincount(home, weights=loads, minlength=ranks).max())
+            return pace(loads, ranks=ranks)
+        busy = [0.0] * ranks
+        for rank, load in zip(home, loads, strict=True):
+            busy[rank] += load
+        return max(busy)
 
     divides = len(layers) % stages == 0
     ideal = (sum(layers) + embedding + head) / ranks

@@ -45,5 +45,7 @@ def _dense(codes: Ints, span: int, limit: int) -> tuple[Ints, int]:
         return renumbered, len(values)
     used = np.zeros(span, dtype=bool)
     used[codes] = True
-    numbers = np.cumsum(used) - 1
-    return numbers[codes], int(numbers[-1]) + 1
+    there = np.flatnonzero(used)
+    numbers = np.empty(span, dtype=np.int64)
+    numbers[there] = np.arange(len(there))
+    return numbers[codes], len(there)

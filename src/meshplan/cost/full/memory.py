@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from meshplan.cluster.cluster import Cluster
-from meshplan.cost.costs import Floats
+from meshplan.cost.costs import Bools, Floats
 from meshplan.cost.full.context import Context
 from meshplan.cost.full.distinct import distinct
 from meshplan.cost.full.gemms import attention_gemms, mlp_gemms
 from meshplan.cost.full.layers import Priced
+from meshplan.cost.full.narrow import most
 from meshplan.cost.full.states import states
 from meshplan.plan.kinds import Schedule
 from meshplan.plan.plans import AUTO_LAYERS, Ints
@@ -103,7 +104,7 @@ def weight_gradient_buffers(c: Context, priced: Priced) -> Floats:
         )
         widest = np.maximum(widest, att)
         total += np.where(c.layers[:, :, k] > 0, mlp[:, None], 0.0)
-    return total + np.where(c.layers.sum(axis=2) > 0, widest[:, None], 0.0)
+    return total + np.where(c.held_layers > 0, widest[:, None], 0.0)
 
 
 def _weights(n: object, k: object, priced: Priced) -> Floats:
@@ -111,7 +112,7 @@ def _weights(n: object, k: object, priced: Priced) -> Floats:
     return np.asarray(np.broadcast_to(size, (len(priced.keys),))[priced.of_plan])
 
 
-def momentary(c: Context, priced: Priced, recomputed: Floats) -> Floats:
+def momentary(c: Context, priced: Priced, recomputed: Bools) -> Floats:
     """(plans, types): the largest thing that exists only for a moment."""
     at, keys = priced.of_plan, priced.keys
     logits = priced.ends.logits[at]
@@ -123,17 +124,19 @@ def momentary(c: Context, priced: Priced, recomputed: Floats) -> Floats:
     loss = (c.stack.loss_bytes + parallel) * logits * copies
     head_gradient = 2.0 * c.vocabulary_parameters if c.stack.gradient_dummies else 0.0
     head = 2.0 * logits * copies + head_gradient + gathered + whole_stream
-    held = c.layers > 0
-    again = np.stack([a.full[at] for a in priced.activations], axis=1)[:, None, :]
-    work = np.stack([a.workspace[at] for a in priced.activations], axis=1)[:, None, :]
-    layer = np.where(held, work + np.where(recomputed[:, :, None], again, 0.0), 0.0).max(axis=2)
+    layer = np.zeros(recomputed.shape)
+    for k, a in enumerate(priced.activations):
+        again = (a.workspace + a.full)[at][:, None]
+        work = np.where(recomputed, again, a.workspace[at][:, None])
+        np.maximum(layer, work, out=layer, where=c.layers[:, :, k] > 0)
     last = np.where(c.last > 0, np.maximum(loss, head)[:, None], 0.0)
-    most = np.asarray(np.maximum(layer, last))
+    largest = np.asarray(np.maximum(layer, last))
     if c.stack.family != "torch" or not c.gathers.any():
-        return most
-    kept = np.stack([a.kept[at] for a in priced.activations], axis=1)[:, None, :]
-    released = np.where(recomputed[:, :, None], 0.0, np.where(held, kept, 0.0)).max(axis=2)
-    return np.where(c.gathers[:, None], _fsdp_moment(c, layer, last, released), most)
+        return largest
+    released = np.zeros(recomputed.shape)
+    for k, a in enumerate(priced.activations):
+        np.maximum(released, a.kept[at][:, None], out=released, where=~recomputed & (c.layers[:, :, k] > 0))
+    return np.where(c.gathers[:, None], _fsdp_moment(c, layer, last, released), largest)
 
 
 def _fsdp_moment(c: Context, layer: Floats, last: Floats, released: Floats) -> Floats:
@@ -199,23 +202,25 @@ def _held(c: Context, priced: Priced) -> _Held:
     return _Held(
         kept=c.per_rank([a.kept[at] for a in priced.activations]) * alive,
         inputs=c.per_rank([a.input[at] for a in priced.activations]) * alive,
-        ends=_ends(c, stream, np.where(gathers_input, whole_stream, stream)),
+        ends=_ends(c, stream, np.where(gathers_input, whole_stream, stream), alive),
         moment=momentary(c, priced, none),
         moment_recomputed=momentary(c, priced, ~none),
         dummies=weight_gradient_buffers(c, priced),
-        layers=c.layers.sum(axis=2),
+        layers=c.held_layers,
         ranks=c.ranks,
     )
 
 
-def _ends(c: Context, stream: Floats, head_input: Floats) -> Floats:
+def _ends(c: Context, stream: Floats, head_input: Floats, alive: Floats) -> Floats:
     """(plans, types): bytes kept beside layers. The final norm's input and output, which torch's TP keeps
     gathered as the head reads it, once more for each multi-token-prediction layer with what its two norms
     and its projection read. torch's pipelines keep a stage's output until its backward."""
     mtp = len(c.model.mtp)
     head = (1 + mtp) * (stream + head_input) + 4 * mtp * stream
-    sent = stream * micro_batches_alive(c) * (c.stack.family == "torch") * (c.plans.pp[:, None] > 1)
-    return head * c.last + sent * (1 - c.last)
+    if c.stack.family != "torch":
+        return np.asarray(head * c.last)
+    sent = stream * alive * (c.plans.pp[:, None] > 1)
+    return np.asarray(head * c.last + sent * (1 - c.last))
 
 
 def _states(c: Context) -> dict[str, Floats]:
@@ -243,18 +248,20 @@ def _states(c: Context) -> dict[str, Floats]:
 def peak(c: Context, priced: Priced) -> Peak:
     """Memory of every rank type, with as many layers recomputed as were asked for or are needed."""
     p, split = c.plans, c.splits.of_plan
-    first, of_held = distinct(
-        (priced.of_plan, split, p.schedule, p.dp, c.sequences, c.gathers.astype(np.int64))
-    )
+    # Of what is held for a moment only torch's depends on how weights are gathered (``momentary``).
+    gathers = c.gathers.astype(np.int64) if c.stack.family == "torch" else np.zeros_like(p.dp)
+    first, of_held = distinct((priced.of_plan, split, p.schedule, p.dp, c.sequences, gathers))
     held = _held(c.take(first), priced.take(first))
     first, of_states = distinct((split, p.tp, p.cp, p.dp, p.ep, p.etp, p.sharding, p.replicas, p.schedule))
     parts = _states(c.take(first))
     loose = c.stack.fragmentation
-    fixed = np.asarray(sum(parts.values()) + loose * parts["gathered weights"])[of_states]
-    fixed += (held.dummies + (1 + loose) * held.ends)[of_held]
-    kept, inputs = ((1 + loose) * value[of_held] for value in (held.kept, held.inputs))
-    moment, again = ((1 + loose) * value[of_held] for value in (held.moment, held.moment_recomputed))
-    counts = np.where(held.ranks > 0, held.layers, -1.0)[of_held]
+    fixed = np.asarray(sum(parts.values()) + loose * parts["gathered weights"]).take(of_states, axis=0)
+    fixed += (held.dummies + (1 + loose) * held.ends).take(of_held, axis=0)
+    kept, inputs, moment, again = (
+        ((1 + loose) * value).take(of_held, axis=0)
+        for value in (held.kept, held.inputs, held.moment, held.moment_recomputed)
+    )
+    counts = np.where(held.ranks > 0, held.layers, -1.0).take(of_held, axis=0)
     room = memory_limit(c.cluster) - fixed
     layers = _layers_to_recompute(p.recompute_layers, room, kept, inputs, moment, again, counts)
     share = recomputed_share(layers[:, None], counts)
@@ -290,11 +297,11 @@ def _layers_to_recompute(
         return asked
     if len(rows) < len(asked):
         room, kept, inputs, moment, again, counts = (
-            v[rows] for v in (room, kept, inputs, moment, again, counts)
+            v.take(rows, axis=0) for v in (room, kept, inputs, moment, again, counts)
         )
     saved = np.maximum((kept - inputs) / np.maximum(counts, 1), 1.0)
     needed = np.where(kept + moment <= room, 0.0, np.ceil((kept + again - room) / saved))
-    needed = np.clip(needed, 0.0, np.maximum(counts, 0.0)).max(axis=1)
+    needed = most(np.clip(needed, 0.0, np.maximum(counts, 0.0)))
     decided = asked.copy()
     decided[rows] = needed.astype(np.int64)
     return decided

@@ -193,7 +193,7 @@ class Pipelines:
             if stages == 1:  # whatever the schedule: one micro-batch after the other
                 found[members, 0] = each[members, 0]
                 continue
-            for count in np.unique(counts).tolist():
+            for count in sorted(set(counts.tolist())):
                 same = members[counts == count]
                 found[same, :ranks] = peak_alive(
                     name, ranks=ranks, vp=vp, micro_batches=count, activations=each[same, :stages]

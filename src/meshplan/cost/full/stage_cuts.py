@@ -55,12 +55,10 @@ def cut_up(c: Context) -> Cuts:
     shape = shapes(p.schedule)
     first, of_plan = distinct((p.pp, p.vp, shape, p.layout + 2))
     extra = tuple(c.kinds.index(layer) for layer in c.model.mtp)
-    rows = []
+    rows, kinds = [], c.model.kind_ids
     for i in first.tolist():
         layout = None if p.layout[i] < 0 else p.layouts[int(p.layout[i])]
-        rows.append(
-            _one(c.model.kind_ids, len(c.kinds), int(p.pp[i]), int(p.vp[i]), int(shape[i]), layout, extra)
-        )
+        rows.append(_one(kinds, len(c.kinds), int(p.pp[i]), int(p.vp[i]), int(shape[i]), layout, extra))
     held, home, by_rank, ends = (_padded([row[k] for row in rows]) for k in range(4))
     there = home >= 0
     number = np.arange(held.shape[1])

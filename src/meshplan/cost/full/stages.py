@@ -13,6 +13,7 @@ from functools import lru_cache
 import numpy as np
 
 from meshplan.cost.costs import Floats
+from meshplan.cost.full.distinct import distinct
 from meshplan.model.layers import Layer
 from meshplan.model.model import Model
 from meshplan.plan.kinds import Schedule
@@ -113,8 +114,7 @@ def splits_of(plans: Plans, model: Model, layer_kinds: tuple[Layer, ...]) -> Spl
     placement = np.isin(plans.schedule, [int(s) for s in V_SHAPED]) + 2 * (
         plans.schedule == Schedule.DUALPIPE
     )
-    packed = ((plans.pp * 4096 + plans.vp) * 3 + placement) * (len(plans.layouts) + 1) + plans.layout + 1
-    _, index, of_plan = np.unique(packed, return_index=True, return_inverse=True)
+    index, of_plan = distinct((plans.pp, plans.vp, placement, plans.layout))
     rows = [
         rank_types(
             kinds,
@@ -125,7 +125,7 @@ def splits_of(plans: Plans, model: Model, layer_kinds: tuple[Layer, ...]) -> Spl
             None if plans.layout[i] < 0 else plans.layouts[int(plans.layout[i])],
             extra,
         )
-        for i in index
+        for i in index.tolist()
     ]
     types = max(len(r) for r in rows)
     shape = (len(rows), types)

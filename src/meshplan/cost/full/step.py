@@ -12,6 +12,7 @@ from meshplan.cost.full.distinct import distinct
 from meshplan.cost.full.layer_time import PARTS
 from meshplan.cost.full.layers import Priced
 from meshplan.cost.full.memory import recomputed_share
+from meshplan.cost.full.narrow import most
 from meshplan.cost.full.sync import Shards, beyond, gradient_transfers, reductions
 from meshplan.cost.full.topology import group
 from meshplan.model.layers import Moe
@@ -53,7 +54,7 @@ class _GpuTime:
     host: Floats
 
     def gather(self, rows: Ints) -> _GpuTime:
-        return _GpuTime(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
+        return _GpuTime(**{f.name: getattr(self, f.name).take(rows, axis=0) for f in fields(self)})
 
 
 def _gpu_time(c: Context, priced: Priced) -> _GpuTime:
@@ -149,7 +150,7 @@ def gathering(c: Context, forward: Floats, backward: Floats) -> tuple[Floats, Fl
         return exposed_f, exposed_b, hidden
     some = c if len(rows) == len(c.plans) else c.take(rows)
     p = some.plans
-    first, of = distinct((p.tp, p.cp, p.dp, p.pp, p.ep, p.etp, p.replicas))
+    first, of = distinct((p.tp, p.cp, p.dp, p.ep, p.etp, p.replicas, p.pp, some.splits.of_plan))
     units = some.take(first)
 
     def transfer(op: str, element_bytes: float) -> Floats:
@@ -160,20 +161,27 @@ def gathering(c: Context, forward: Floats, backward: Floats) -> tuple[Floats, Fl
             if q.experts:
                 size = q.experts / (u.ep * u.etp) * element_bytes
                 seconds = seconds + links.seconds(op, size, units.expert_group, units.spans["edp"])
-            per_kind.append(seconds[of])
+            per_kind.append(seconds)
         vocab = links.seconds(
             op, units.vocabulary_parameters * element_bytes, units.shard_group, units.spans["dp"]
         )
-        copies = some.first + some.last * (0.0 if c.model.tied_embeddings else 1.0)
-        return some.per_rank(per_kind) + vocab[of][:, None] * copies
+        copies = units.first + units.last * (0.0 if c.model.tied_embeddings else 1.0)
+        return units.per_rank(per_kind) + vocab[:, None] * copies
 
-    layers = np.maximum(some.layers.sum(axis=2), 1.0)
+    layers = np.maximum(units.held_layers, 1.0)
     gather = transfer("all_gather", 4.0 if c.workload.precision == "fp32" else 2.0)
     scatter = transfer("reduce_scatter", c.stack.reduce_bytes)
     ahead = c.stack.fsdp_overlap
-    exposed_f[rows] = np.maximum(gather - ahead * forward[rows], gather / layers)
-    exposed_b[rows] = np.maximum(gather + scatter - ahead * backward[rows], scatter / layers)
-    hidden[rows] = 2 * gather + scatter - exposed_f[rows] - exposed_b[rows]
+
+    def each(of_unit: Floats) -> Floats:
+        return np.asarray(of_unit.take(of, axis=0))
+
+    first_gather = np.maximum(each(gather) - ahead * forward.take(rows, axis=0), each(gather / layers))
+    last_scatter = np.maximum(
+        each(gather + scatter) - ahead * backward.take(rows, axis=0), each(scatter / layers)
+    )
+    exposed_f[rows], exposed_b[rows] = first_gather, last_scatter
+    hidden[rows] = each(2 * gather + scatter) - first_gather - last_scatter
     return exposed_f, exposed_b, hidden
 
 
@@ -182,9 +190,13 @@ def hop_seconds(c: Context, priced: Priced) -> Floats:
     ranks sends its share over its own NIC: the shard under SP, a slice that is gathered on the other side
     without (arXiv 2104.04473, 4.1)."""
     keys, at = priced.keys, priced.of_plan
-    size = (keys.element_bytes * c.model.hidden * keys.tokens / keys.tp)[at]
-    pair = group(np.minimum(c.plans.pp, 2), c.spans["pp"], c.domain)
-    return np.where(c.plans.pp > 1, c.links.seconds("p2p", size, pair, c.spans["pp"]), 0.0)
+    sizes = keys.element_bytes * c.model.hidden * keys.tokens / keys.tp
+    _, of_size = np.unique(sizes, return_inverse=True)
+    ranks, span = np.minimum(c.plans.pp, 2), c.spans["pp"]
+    first, of = distinct((np.ravel(of_size)[at], ranks, span))
+    ranks, span = ranks[first], span[first]
+    seconds = c.links.seconds("p2p", sizes[at[first]], group(ranks, span, c.domain), span)
+    return np.where(ranks > 1, seconds, 0.0)[of]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -246,8 +258,8 @@ def pipeline_parts(c: Context, priced: Priced, recomputed: Floats) -> Pipeline:
 def shards_of(c: Context) -> Shards:
     """What the fullest rank of each plan reduces, and with whom."""
     return Shards(
-        dense=c.dense_parameters.max(axis=1),
-        experts=c.expert_parameters.max(axis=1),
+        dense=most(c.dense_parameters),
+        experts=most(c.expert_parameters),
         dense_group=c.shard_group,
         replica_group=c.replica_group,
         expert_group=c.expert_group,
@@ -263,9 +275,11 @@ def step_parts(
     """Seconds of a step by part, and the hidden transfers, for each plan."""
     p, m = c.plans, c.micro_batches
     split, dp_if = c.splits.of_plan, np.where(c.gathers, p.dp, 0)
-    first, of = distinct((priced.of_plan, split, recompute_layers, p.schedule, p.dp, dp_if, c.sequences))
+    # More layers than there are are all of them.
+    again = np.minimum(recompute_layers, len(c.model.layers) + len(c.model.mtp))
+    first, of = distinct((priced.of_plan, split, again, p.schedule, p.dp, dp_if, c.sequences))
     some = c.take(first)
-    recomputed = recomputed_share(recompute_layers[first][:, None], some.layers.sum(axis=2))
+    recomputed = recomputed_share(again[first][:, None], some.held_layers)
     pipeline = pipeline_parts(some, priced.take(first), recomputed).gather(of)
     first, of = distinct((split, p.tp, p.cp, p.dp, p.ep, p.etp, p.sharding, p.replicas, p.schedule))
     some = c.take(first)
