@@ -15,6 +15,7 @@ from meshplan.cli.app import COMMANDS
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = sorted(str(file.relative_to(DOCS)) for file in DOCS.rglob("*.md") if file.name != "validation.md")
 ELSEWHERE = {
+    "serve": "runs until it is ended; run in tests/web",
     "measure": "trains in PyTorch; run in tests/measure",
     "memory-check": "needs PyTorch; run with the oracle tests",
     "calibrate --processes": "times this machine; run in tests/calibrate",
