@@ -14,7 +14,7 @@ from meshplan.cli.options import Framework, Json
 from meshplan.cli.question import Question, check_recompute, question
 from meshplan.model.layers import Moe
 from meshplan.plan.frameworks import framework_defaults
-from meshplan.plan.kinds import Schedule
+from meshplan.plan.kinds import Schedule, Sharding
 from meshplan.plan.plans import DEFAULT_ORDER, Plan
 from meshplan.report.rules_view import check_data, check_text
 from meshplan.report.screen import Screen
@@ -105,6 +105,17 @@ def plan_from(flags: PlanFlags, asked: Question, framework: str) -> Plan:
     )
 
 
+def _offload_notes(plan: Plan, framework: str) -> list[str]:
+    """Where a framework cannot hold the optimizer of this plan in host memory."""
+    if framework in ("megatron", "megatron-bridge") and plan.sharding is not Sharding.ZERO1:
+        return [f"Megatron offloads the optimizer with --sharding zero1 only, not {plan.sharding.label}"]
+    if framework == "deepspeed" and plan.sharding is Sharding.DDP:
+        return ["DeepSpeed offloads the optimizer of zero1, zero2 and zero3 only, not of ddp"]
+    if framework in ("torchtitan", "accelerate", "pytorch"):
+        return [f"{framework} offloads the weights together with the optimizer's states, or nothing"]
+    return []
+
+
 def _notes(flags: PlanFlags, plan: Plan, asked: Question, framework: str) -> list[str]:
     notes = []
     experts = any(isinstance(layer.mlp, Moe) for layer in asked.model.layers)
@@ -113,6 +124,8 @@ def _notes(flags: PlanFlags, plan: Plan, asked: Question, framework: str) -> lis
             f"etp is 1 here; Megatron's own default is tp ({plan.tp}), so write"
             " --expert-tensor-parallel-size 1 there"
         )
+    if asked.workload.offload != "none":
+        notes += _offload_notes(plan, framework)
     if plan.pp > 1 and plan.schedule in V_KINDS:
         notes.append(
             f"{plan.schedule.label} places stages on a V: rank r holds stages r and {2 * plan.pp - 1} - r"

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -63,6 +63,23 @@ SHARDINGS = {
 """Shardings that are one setting's difference in a target, and therefore all tried."""
 
 
+LOST = {
+    "torchtitan": ("offload", "capacity factor"), "pytorch": ("offload", "capacity factor"),
+    "accelerate": ("offload", "capacity factor"), "deepspeed": ("capacity factor",),
+}  # fmt: skip
+"""Parts of a workload that a target has no place for, as its notes call them."""
+
+
+def as_run(setting: Setting, lost: Iterable[str]) -> Setting:
+    """The question as it is run without these parts of the workload."""
+    workload, lost = setting.workload, set(lost)
+    if "offload" in lost:
+        workload = replace(workload, offload="none")
+    if "capacity factor" in lost:
+        workload = replace(workload, capacity_factor=None)
+    return setting._replace(workload=workload)
+
+
 def prices(target: str, stack: str | None = None) -> FullModel:
     """The full cost model with the habits of a target, or with those of another stack."""
     return FullModel(stack=load_stack(stack or STACKS[target]))
@@ -92,6 +109,8 @@ def best_plans(
     plans must satisfy instead. The first ``sure`` are simulated.
     """
     shardings = {"sharding": SHARDINGS[target]} if target in SHARDINGS else {}
+    if setting.workload.offload != "none" and target in ("megatron", "megatron-bridge"):
+        shardings = {"sharding": (Sharding.ZERO1,)}
     space = Space.of(size, setting.model, target, **{**shardings, **chosen})
     own = () if framework == "any" else framework_rules(framework or target)
     rules = dict.fromkeys((*own, *(rule for rule in rules_of("any") if not rule.written or not own)))
@@ -173,6 +192,7 @@ def export(
     )
     cost_model = prices(to, stack)
     setting = Setting(asked.model, asked.cluster, asked.workload)
+    run = as_run(setting, LOST.get(to, ()))
     in_job = load_job(model).space if is_job_file(model) else {}
     chosen = {**in_job, **given(space or SpaceFlags())}
     size = size or SizeFlags()
@@ -184,10 +204,10 @@ def export(
         framework=size.framework,
         size=size.space or "small",
     )
-    ranking = search_for(setting, sure=min(plan, MOST_SURE))
+    ranking = search_for(run, sure=min(plan, MOST_SURE))
     if allow_oversize and not len(ranking):
         for factor in ROOMIER:
-            roomy = Setting(asked.model, with_memory(asked.cluster, factor), asked.workload)
+            roomy = Setting(asked.model, with_memory(asked.cluster, factor), run.workload)
             ranking = search_for(roomy, objective="memory", advise=False)
             if len(ranking):
                 break
@@ -207,7 +227,8 @@ def export(
             asked_model=asked.model.name if _is_preset(asked.model) else model,
         )
         launch = make(job, to, launcher, image=image)
-        return job, launch, price_of(cost_model, setting, launch.written, launch.order)
+        kept = as_run(setting, (note.part for note in launch.notes))
+        return job, launch, price_of(cost_model, kept, launch.written, launch.order)
 
     if allow_oversize:
         job, launch, priced = written(ranking.costs.plans[plan - 1])

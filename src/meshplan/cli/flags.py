@@ -14,16 +14,19 @@ from meshplan.cli.options import (
     OptionalCount,
     option,
     read_degree,
+    read_factor,
     read_kind,
     read_order,
     read_recompute,
     read_switch,
     read_word,
 )
+from meshplan.errors import InputError
 from meshplan.plan.kinds import CpKind, Recompute, Schedule, Sharding
 from meshplan.plan.space import Layout
 
 Precision = Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4", "fp32"]
+Factor = Annotated[float | None, option(read_factor)]
 Degrees = Annotated[tuple[int, ...] | None, option(read_degree, many=True)]
 Schedules = Annotated[tuple[Schedule, ...] | None, option(read_kind(Schedule), many=True, metavar="NAME")]
 Shardings = Annotated[tuple[Sharding, ...] | None, option(read_kind(Sharding), many=True, metavar="NAME")]
@@ -64,6 +67,26 @@ class ClusterFlags:
 class _Tokens:
     seq: Annotated[OptionalCount, Parameter(help="Tokens in a sequence.")] = None
     gbs: Annotated[OptionalCount, Parameter(help="Sequences in the global batch.")] = None
+    offload: Annotated[
+        Literal["none", "optimizer"] | None,
+        Parameter(
+            metavar="WHAT", help="optimizer: its states in host memory, stepped by the host (default: none)."
+        ),
+    ] = None
+    moe_imbalance: Annotated[
+        Factor,
+        Parameter(
+            help="Tokens of the fullest expert rank over the mean (default: 1, as published benchmarks"
+            " force balance)."
+        ),
+    ] = None
+    capacity_factor: Annotated[
+        Factor,
+        Parameter(
+            help="Tokens an expert takes at most, over the mean: padded to it, unless --moe-imbalance is less"
+            " (default: no limit)."
+        ),
+    ] = None
 
 
 @Parameter(name="*", group=WORKLOAD)
@@ -147,6 +170,21 @@ class SizeFlags:
     framework: Annotated[
         Framework | None, Parameter(metavar="NAME", help="Only what this framework can run; any: no limit.")
     ] = None
+
+
+HABITS = ("offload", "moe_imbalance", "capacity_factor")
+"""Flags of a workload beside its size and precision."""
+
+
+def habits(flags: Any) -> dict[str, Any]:
+    """Those of ``HABITS`` that were given."""
+    return {name: value for name, value in given(flags).items() if name in HABITS}
+
+
+def no_habits(flags: Any, why: str) -> None:
+    """Raises ``InputError`` where one of ``HABITS`` was given to a command that has no use for it."""
+    for name in habits(flags):
+        raise InputError(f"--{name.replace('_', '-')} has no meaning here: {why}")
 
 
 def given(flags: Any) -> dict[str, Any]:

@@ -10,6 +10,8 @@ A complete example::
       seq: 8192
       gbs: 512
       precision: bf16                 # may be left out
+      offload: optimizer              # may be left out: none
+      moe_imbalance: 1.2              # may be left out: 1
     space:                            # may be left out: every sensible value
       tp: [2, 4, 8]
       pp: 4
@@ -30,6 +32,7 @@ from typing import Any, get_args
 from meshplan.cli.options import (
     read_count,
     read_degree,
+    read_factor,
     read_kind,
     read_list,
     read_order,
@@ -42,6 +45,7 @@ from meshplan.errors import InputError, nearest, shown
 from meshplan.files import read_text
 from meshplan.plan.kinds import CpKind, Schedule, Sharding
 from meshplan.plan.space import DEGREES, Layout
+from meshplan.plan.workload import OFFLOADS
 
 SUFFIXES = (".yaml", ".yml", ".toml")
 KEYS = ("model", "cluster", "workload", "space", "cost_model", "stack", "phases")
@@ -49,6 +53,9 @@ WORKLOAD: Mapping[str, Callable[[str, str], Any]] = {
     "seq": read_count,
     "gbs": read_count,
     "precision": lambda text, what: text,
+    "offload": read_word(OFFLOADS),
+    "moe_imbalance": read_factor,
+    "capacity_factor": read_factor,
 }
 SPACE: Mapping[str, Callable[[str, str], Any]] = {
     **dict.fromkeys(DEGREES, read_degree),
@@ -147,7 +154,8 @@ def _value(value: Any, what: str, read: Callable[[str, str], Any], *, many: bool
     if not items:
         raise InputError(f"{what} is an empty list")
     for item in items:
-        if isinstance(item, bool) or not isinstance(item, str | int):
+        plain = (str, int, float) if read is read_factor else (str, int)
+        if isinstance(item, bool) or not isinstance(item, plain):
             raise InputError(f"{what} must be a number or a name, not {shown(item)}")
     if not many:
         return read(str(value), what)

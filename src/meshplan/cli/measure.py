@@ -11,7 +11,7 @@ import cyclopts
 from cyclopts import Parameter
 
 from meshplan.cli.estimate import PlanFlags, plan_of
-from meshplan.cli.flags import ClusterFlags, SpaceFlags, WorkloadFlags, given
+from meshplan.cli.flags import ClusterFlags, SpaceFlags, WorkloadFlags, given, no_habits
 from meshplan.cli.help import HelpFormatter
 from meshplan.cli.options import Count, Json, OptionalCount
 from meshplan.cli.output import write_file
@@ -161,6 +161,7 @@ def measure(
 def _workload(flags: WorkloadFlags, device: str) -> Workload:
     if flags.seq is None or flags.gbs is None:
         raise InputError("--seq and --gbs are needed: what one step trains on")
+    no_habits(flags, "the run measures what it does")
     on_gpu = device == "cuda" or (device == "auto" and shutil.which("nvidia-smi") is not None)
     return Workload(seq=flags.seq, gbs=flags.gbs, precision=flags.precision or ("bf16" if on_gpu else "fp32"))
 

@@ -8,7 +8,7 @@ import cyclopts
 from cyclopts import Parameter
 
 from meshplan.cli.estimate import PlanFlags, plan_of
-from meshplan.cli.flags import WorkloadFlags
+from meshplan.cli.flags import WorkloadFlags, no_habits
 from meshplan.cli.help import HelpFormatter
 from meshplan.cli.options import Json, OptionalCount
 from meshplan.cli.plan_text import read_plan
@@ -102,6 +102,7 @@ def checked(model: Any, told: PlanFlags, flags: WorkloadFlags) -> tuple[Plan, Wo
         raise InputError("--seq is missing")
     if flags.precision not in (None, "bf16"):
         raise InputError(f"the module trains in bf16 here, not {flags.precision}: that is what is compared")
+    no_habits(flags, "the module keeps its optimizer on the GPU and balances experts")
     dp, mbs = told.dp or 1, told.mbs or 1
     work = Workload(
         seq=flags.seq, gbs=flags.gbs or dp * mbs * (told.pp or 1), precision=flags.precision or "bf16"

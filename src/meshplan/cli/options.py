@@ -1,5 +1,6 @@
 """Option types that commands share; each refuses in one sentence what it cannot take."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
 from typing import Annotated, Any, Literal, TypeVar
@@ -30,6 +31,17 @@ def read_count(text: str, what: str, *, most: int = MOST) -> int:
     if len(digits.lstrip("0")) > len(str(most)) or int(digits) > most:
         raise InputError(f"{what} must be at most {most:,}, not {shown(text)}")
     return int(digits)
+
+
+def read_factor(text: str, what: str) -> float:
+    """A positive number, such as 1.25."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not (math.isfinite(found) and found > 0):
+        raise InputError(f"{what} must be a positive number like 1.25, not {shown(text)}")
+    return found
 
 
 def read_list(text: str, what: str, read: Callable[[str, str], T]) -> tuple[T, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from meshplan.cli.flags import ClusterFlags, SpaceFlags, WorkloadFlags, given
+from meshplan.cli.flags import HABITS, ClusterFlags, SpaceFlags, WorkloadFlags, given
 from meshplan.cli.job import Job, load_job
 from meshplan.cli.options import read_count
 from meshplan.cli.progress import progress
@@ -97,7 +97,8 @@ def _phase(job: Job, table: Mapping[str, Any], i: int, usual: Mapping[str, Any])
     if missing:
         raise InputError(f"{where}: {' and '.join(missing)} missing, here and in the workload of the file")
     precision = str(table.get("precision", usual.get("precision", "bf16")))
-    workload = Workload(seq=both["seq"], gbs=both["gbs"], precision=precision)
+    same = {name: usual[name] for name in HABITS if name in usual}
+    workload = Workload(seq=both["seq"], gbs=both["gbs"], precision=precision, **same)
     if ("tokens" in table) == ("steps" in table):
         raise InputError(f"{where} must say either tokens or steps")
     tokens = (

@@ -9,7 +9,7 @@ import cyclopts
 from cyclopts import Parameter
 
 from meshplan.cli.export import SHARDINGS, best_plans, price_of, prices
-from meshplan.cli.flags import ClusterFlags, WorkloadFlags
+from meshplan.cli.flags import ClusterFlags, WorkloadFlags, habits
 from meshplan.cli.job import is_job_file, is_phased
 from meshplan.cli.options import Json
 from meshplan.cluster.files import load_cluster
@@ -143,6 +143,7 @@ def _given(model: str | None, cluster: ClusterFlags, workload: WorkloadFlags) ->
         seq=workload.seq,
         gbs=workload.gbs,
         precision=workload.precision,
+        **habits(workload),
     )
 
 
@@ -213,7 +214,7 @@ def _job_file(file: str, cluster: ClusterFlags, workload: WorkloadFlags, *, json
         raise InputError("a job file of meshplan is read under a name that ends in .yaml or .toml")
     if not json_ or is_phased(file):
         precision = None if workload.precision is None else (workload.precision,)
-        same = WorkloadsFlags(seq=workload.seq, gbs=workload.gbs, precision=precision)
+        same = WorkloadsFlags(seq=workload.seq, gbs=workload.gbs, precision=precision, **habits(workload))
         return plan(file, cluster=cluster, workload=same, top=3, json_=json_)
     asked = question(file, cluster, workload, SpaceFlags(), usual="small")
     setting = Setting(asked.model, asked.cluster, asked.workload)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 from itertools import product
 
-from meshplan.cli.flags import SpaceFlags, SpacesFlags, WorkloadFlags, WorkloadsFlags
+from meshplan.cli.flags import SpaceFlags, SpacesFlags, WorkloadFlags, WorkloadsFlags, habits
 from meshplan.errors import InputError
 from meshplan.search.ranking import Ranking
 
@@ -26,7 +26,12 @@ def variants_of(workload: WorkloadsFlags, space: SpacesFlags) -> list[Variant]:
         raise InputError(f"--precision and --order make {len(pairs)} combinations; {MOST} is the most")
     return [
         Variant(
-            workload=WorkloadFlags(seq=workload.seq, gbs=workload.gbs, precision=precision),  # type: ignore[arg-type]
+            workload=WorkloadFlags(
+                seq=workload.seq,
+                gbs=workload.gbs,
+                precision=precision,  # type: ignore[arg-type]
+                **habits(workload),
+            ),
             space=SpaceFlags(**same, order=order),
         )
         for precision, order in pairs

@@ -163,6 +163,10 @@ class Handbook:
     def _dense(self, model: Model, workload: Workload) -> Dense:
         if workload.precision not in ("bf16", "fp16"):
             raise InputError(f"the handbook cost model knows bf16 and fp16 only, not {workload.precision}")
+        if workload.offload != "none" or workload.expert_load is not None:
+            raise InputError(
+                "the handbook cost model knows neither offload nor loads of experts; the full one does"
+            )
         if any(isinstance(layer.mlp, Moe) for layer in model.layers):
             raise InputError(f"the handbook cost model prices dense models only; {model.name} has experts")
         attentions = (layer.attention for layer in model.layers)

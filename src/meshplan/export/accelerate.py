@@ -100,6 +100,8 @@ def fit_accelerate(fitting: Fitting) -> None:
             "sharding", "zero2", "FSDP2 shards the gradients as well as the optimizer's states",
             asked=plan.sharding.label, sharding=Sharding.ZERO2,
         )  # fmt: skip
+    fitting.keep_on_gpu("accelerate's FSDP offloads the weights with them, or nothing")
+    fitting.drop_capacity("accelerate has none")
     plan = fitting.plan
     if plan.replicas > 1 and (plan.dp % plan.replicas or plan.dp == plan.replicas):
         fitting.change(

@@ -13,7 +13,7 @@ from meshplan.export.environment import environment
 from meshplan.export.header import header
 from meshplan.export.launch import Fitting, Job, Launch
 from meshplan.export.megatron_numerics import is_latent
-from meshplan.export.megatron_plan import CP_KINDS, MODULES, STRATEGIES, fit_megatron, hierarchy
+from meshplan.export.megatron_plan import CP_KINDS, MODULES, STRATEGIES, can_offload, fit_megatron, hierarchy
 from meshplan.export.quoting import python_text
 from meshplan.export.torchrun import run_script
 from meshplan.model.model import Model
@@ -231,6 +231,19 @@ def _sharding(plan: Plan) -> dict[str, Any]:
     return found
 
 
+def _host_and_capacity(fitting: Fitting) -> dict[str, Any]:
+    """Fields of offload and expert capacity, where the workload asks for them."""
+    workload, found = fitting.job.setting.workload, dict[str, Any]()
+    if workload.offload == "optimizer" and can_offload(fitting.plan):
+        found["optimizer.optimizer_cpu_offload"] = True
+        found["optimizer.optimizer_offload_fraction"] = 1.0
+        found["optimizer.use_precision_aware_optimizer"] = True
+    if workload.capacity_factor is not None:
+        found["model.moe_expert_capacity_factor"] = workload.capacity_factor
+        found["model.moe_pad_expert_input_to_capacity"] = workload.moe_imbalance is None
+    return found
+
+
 def _module(job: Job, fitting: Fitting, recipe: tuple[str, str], precision: str) -> str:
     package, stem = recipe
     function = f"{stem}_pretrain_config"
@@ -243,7 +256,7 @@ def _module(job: Job, fitting: Fitting, recipe: tuple[str, str], precision: str)
         '    """The library\'s recipe with this plan; data, tokenizer, learning rate are yours to change."""',
         f"    cfg = {function}()",
     ]
-    for path, value in settings(fitting, precision).items():
+    for path, value in (settings(fitting, precision) | _host_and_capacity(fitting)).items():
         lines.append(f"    cfg.{path} = {python_text(value)}")
     lines += [
         "    cfg.comm_overlap = None  # set per field above",

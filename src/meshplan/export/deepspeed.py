@@ -86,6 +86,9 @@ def fit_deepspeed(fitting: Fitting) -> None:
             "replicas", "1", "DeepSpeed keeps no replicas of shards (MiCS was removed)",
             asked=str(plan.replicas), replicas=1,
         )  # fmt: skip
+    if fitting.plan.sharding is Sharding.DDP:
+        fitting.keep_on_gpu("DeepSpeed offloads the optimizer of ZeRO only")
+    fitting.drop_capacity("DeepSpeed's configuration has none; its MoE layer takes it in the script")
     fit_whole_recompute(fitting, "DeepSpeed")
     fitting.default_order("DeepSpeed places tp inside dp inside pp")
 
@@ -108,6 +111,8 @@ def configuration(job: Job, plan: Plan) -> dict[str, Any]:
     zero: dict[str, Any] = {"stage": int(plan.sharding)}
     if plan.sharding >= Sharding.ZERO1:
         zero |= {"overlap_comm": True, "contiguous_gradients": True, "reduce_scatter": True}
+        if workload.offload == "optimizer":
+            zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
     found: dict[str, Any] = {
         "train_batch_size": workload.gbs,
         "train_micro_batch_size_per_gpu": plan.mbs,

@@ -39,6 +39,9 @@ class Found:
     accumulation: int | None = None
     """Micro-batches of a data-parallel rank in a step."""
     precision: str | None = None
+    offload: str | None = None
+    moe_imbalance: float | None = None
+    capacity_factor: float | None = None
     connections: str | None = None
     """``CUDA_DEVICE_MAX_CONNECTIONS`` where the framework cares; empty: not in the file."""
     defaults: dict[str, str] = field(default_factory=dict)

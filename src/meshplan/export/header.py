@@ -16,7 +16,7 @@ from meshplan.export.launch import Job
 from meshplan.export.quoting import comment
 
 _MARK = "meshplan-job:"
-KEYS = ("model", "gpu", "gpus", "gpus-per-node", "nic", "seq", "gbs", "precision", "order")
+KEYS = ("model", "gpu", "gpus", "gpus-per-node", "nic", "seq", "gbs", "precision", "order", "moe-imbalance")
 _LINE = re.compile(rf"^\s*(?:#|//|\"_)?\s*{_MARK}(?P<rest>.*)$", re.MULTILINE)
 
 
@@ -33,6 +33,8 @@ def job_facts(job: Job) -> dict[str, str]:
         "precision": workload.precision,
         "order": "-".join(job.order),
     }
+    if workload.moe_imbalance is not None:  # no framework has a place for it
+        facts["moe-imbalance"] = f"{workload.moe_imbalance:g}"
     outer = next((tier for tier in cluster.tiers[1:]), None)
     if outer is not None:
         facts["nic"] = f"{outer.bandwidth / 1e9:g} GB/s"
@@ -66,6 +68,8 @@ def take_facts(found: Found, facts: Mapping[str, str]) -> None:
     found.nic = found.nic or facts.get("nic")
     if "precision" in facts:
         found.precision = found.precision or facts["precision"]
+    if re.fullmatch(r"[0-9.]{1,12}", facts.get("moe-imbalance", "")):
+        found.moe_imbalance = found.moe_imbalance or float(facts["moe-imbalance"])
     for name, key in (("gpus", "gpus"), ("gpus_per_node", "gpus-per-node"), ("seq", "seq"), ("gbs", "gbs")):
         text = facts.get(key, "")
         if getattr(found, name) is None and text.isdecimal():

@@ -12,6 +12,7 @@ from meshplan.export.megatron_model import model_options
 from meshplan.export.megatron_plan import (
     data_parallel_options,
     fit_megatron,
+    offload_options,
     plan_options,
     recompute_options,
 )
@@ -35,7 +36,7 @@ def megatron_arguments(fitting: Fitting) -> list[tuple[str, list[Option]]]:
     return [
         ("model", model_options(fitting)),
         ("parallelism", plan_options(fitting)),
-        ("data parallel", data_parallel_options(plan)),
+        ("data parallel", [*data_parallel_options(plan), *offload_options(fitting)]),
         ("recompute", recompute_options(plan)),
         (
             "batch and sequence",

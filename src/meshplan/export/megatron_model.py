@@ -38,7 +38,7 @@ def model_options(fitting: Fitting) -> list[Option]:
     options += position_options(fitting)
     if not model.tied_embeddings:
         options.append(("--untie-embeddings-and-output-weights",))
-    options += _experts(model, moe)
+    options += _experts(model, moe) + (_capacity(fitting) if moe else [])
     if model.mtp:
         options.append(("--mtp-num-layers", str(len(model.mtp))))
     return options
@@ -162,6 +162,15 @@ def _experts(model: Model, moe: Moe | None) -> list[Option]:
     if moe.balance_bias:
         options += [("--moe-router-score-function", "sigmoid"), ("--moe-router-enable-expert-bias",)]
     return options
+
+
+def _capacity(fitting: Fitting) -> list[Option]:
+    """Tokens an expert takes at most; padded up to it where nothing says what routing sends."""
+    workload = fitting.job.setting.workload
+    if workload.capacity_factor is None:
+        return []
+    padded: list[Option] = [("--moe-pad-expert-input-to-capacity",)] if workload.moe_imbalance is None else []
+    return [("--moe-expert-capacity-factor", f"{workload.capacity_factor:g}"), *padded]
 
 
 def _say_what_is_lost(fitting: Fitting, attention: Attention | LatentAttention, layer: Layer) -> None:

@@ -40,6 +40,8 @@ def fit_megatron(fitting: Fitting) -> None:
     _fit_context_parallel(fitting)
     _fit_sharding(fitting)
     _fit_recompute(fitting)
+    if not can_offload(fitting.plan):
+        fitting.keep_on_gpu("Megatron offloads its distributed optimizer, zero1 without FSDP, only")
     if fitting.plan.sharding >= Sharding.ZERO2:
         fitting.default_order("Megatron-FSDP has one order: tp-cp-ep-dp-pp")
     elif _flat(fitting.order) != _flat(PP_BEFORE_DP):
@@ -207,6 +209,22 @@ def data_parallel_options(plan: Plan) -> list[Option]:
     if plan.replicas > 1:
         options.append(("--num-distributed-optimizer-instances", str(plan.replicas)))
     return [*options, ("--overlap-grad-reduce",), ("--overlap-param-gather",)]
+
+
+def can_offload(plan: Plan) -> bool:
+    """Whether Megatron can keep the optimizer's states of this plan in host memory: that is a form of the
+    precision-aware optimizer, which is a form of the distributed one."""
+    return plan.sharding is Sharding.ZERO1
+
+
+def offload_options(fitting: Fitting) -> list[Option]:
+    """All of the optimizer's states in host memory, where the workload asks for it."""
+    if fitting.job.setting.workload.offload != "optimizer" or not can_offload(fitting.plan):
+        return []
+    return [
+        ("--optimizer-cpu-offload",), ("--optimizer-offload-fraction", "1.0"),
+        ("--use-precision-aware-optimizer",),
+    ]  # fmt: skip
 
 
 def recompute_options(plan: Plan) -> list[Option]:

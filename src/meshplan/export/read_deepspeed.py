@@ -87,6 +87,15 @@ def _zero(zero: Settings, found: Found) -> None:
         )
         if "dp" in found.columns:
             found.columns["replicas"] = max(1, found.columns["dp"] * found.columns["cp"] // shards)
+    device = Settings(table(zero.values, "offload_optimizer")).text("device")
+    if device not in (None, "none"):
+        found.offload = "optimizer"
+        if sharding is Sharding.DDP:
+            found.problems.append("offload_optimizer needs zero_optimization.stage 1 or more")
+        if device != "cpu":
+            found.notes.append(f"offload_optimizer is to {device}; host memory is priced")
+    if Settings(table(zero.values, "offload_param")).text("device") not in (None, "none"):
+        found.notes.append("offload_param holds the weights in host memory too; they are priced on the GPU")
     if pp > 1 and sharding >= Sharding.ZERO2:
         found.problems.append(
             f"ZeRO-{stage} is incompatible with DeepSpeed's pipeline engine (pipeline.stages {pp})"

@@ -64,6 +64,8 @@ def read_megatron(args: Settings, what: str, environment: dict[str, str]) -> Fou
     _pipeline(args, found, pp)
     _sharding(args, found)
     _recompute(args, found)
+    _offload(args, found)
+    _capacity(args, found)
     found.order = PP_BEFORE_DP if args.truth("--use-tp-pp-dp-mapping") else DEFAULT_ORDER
     found.connections = environment.get("CUDA_DEVICE_MAX_CONNECTIONS", "")
     for flag in args.twice:
@@ -114,6 +116,35 @@ def _experts(args: Settings, found: Found, tp: int) -> None:
     if not moe and ep not in (None, 1):
         found.problems.append(f"--expert-model-parallel-size {ep} needs --num-experts")
     found.columns |= {"ep": ep or 1, "etp": (etp or 1) if moe else 1}
+
+
+def _offload(args: Settings, found: Found) -> None:
+    if not args.truth("--optimizer-cpu-offload"):
+        return
+    if not args.truth("--use-precision-aware-optimizer"):
+        found.problems.append("--optimizer-cpu-offload needs --use-precision-aware-optimizer")
+    if not args.truth("--use-distributed-optimizer"):
+        found.problems.append("--use-precision-aware-optimizer needs --use-distributed-optimizer")
+    share = args.number("--optimizer-offload-fraction", 0.0, 1.0)
+    share = float(found.default("offloaded share", 1.0)) if share is None else share
+    found.offload = "optimizer" if share >= 0.5 else "none"
+    if 0 < share < 1:
+        priced = "all" if share >= 0.5 else "none"
+        found.notes.append(f"{share:.0%} of the optimizer's states are offloaded; {priced} is priced")
+
+
+def _capacity(args: Settings, found: Found) -> None:
+    """Experts padded to their capacity compute that much; those that only drop what is above it compute what
+    routing sends them, taken as balanced."""
+    capacity = args.number("--moe-expert-capacity-factor", -1e9, 1e9)
+    padded = bool(args.truth("--moe-pad-expert-input-to-capacity"))
+    if capacity is None or capacity < 0:  # Megatron takes a negative one for none
+        if padded:
+            found.problems.append("--moe-pad-expert-input-to-capacity needs --moe-expert-capacity-factor")
+        return
+    found.capacity_factor = capacity
+    if not padded:
+        found.moe_imbalance = float(found.default("MoE imbalance", 1.0))
 
 
 def _pipeline(args: Settings, found: Found, pp: int) -> None:

@@ -67,6 +67,11 @@ def read_torchtitan(settings: Settings, what: str) -> Found:
     args = Settings(values, {_OLD_NAMES.get(name, name): m for name, m in settings.missing.items()})
     _model(args, found, module, config)
     found.order = DEFAULT_ORDER
+    if args.truth("training.enable_cpu_offload"):
+        found.offload = "optimizer"
+        found.notes.append(
+            "enable_cpu_offload holds the weights in host memory too; they are priced on the GPU"
+        )
     found.seq = args.count("training.seq_len") or found.default("seq", 2048)
     gbs = args.count("training.global_batch_size", low=-1)
     local = args.count("training.local_batch_size") or found.default("local batch", 8)

@@ -37,6 +37,9 @@ class Given:
     seq: int | None = None
     gbs: int | None = None
     precision: str | None = None
+    offload: str | None = None
+    moe_imbalance: float | None = None
+    capacity_factor: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -246,7 +249,14 @@ def _workload(found: Found, given: Given, columns: dict[str, Any]) -> Workload:
     if gbs is None:
         steps = found.accumulation or found.default("gradient accumulation", 1)
         gbs = found.default("gbs", columns["mbs"] * columns["dp"] * int(steps))
-    return Workload(seq=int(seq), gbs=int(gbs), precision=given.precision or found.precision or "bf16")
+    return Workload(
+        seq=int(seq),
+        gbs=int(gbs),
+        precision=given.precision or found.precision or "bf16",
+        offload=given.offload or found.offload or "none",
+        moe_imbalance=given.moe_imbalance or found.moe_imbalance,
+        capacity_factor=given.capacity_factor or found.capacity_factor,
+    )
 
 
 def _broken(kind: str, setting: Setting, plan: Plan, already: list[str]) -> list[str]:

@@ -11,7 +11,15 @@ from meshplan.cost.full.explain import Explanation, Stage, Term
 from meshplan.model.model import Model
 from meshplan.plan.workload import Workload
 from meshplan.report.parts import bars, step_time, wrap
-from meshplan.report.plan_rows import beyond, cluster_data, layout_data, model_data, parts_data, workload_data
+from meshplan.report.plan_rows import (
+    beyond,
+    cluster_data,
+    layout_data,
+    model_data,
+    parts_data,
+    workload_data,
+    workload_words,
+)
 from meshplan.report.plan_view import plan_names
 from meshplan.report.screen import Screen
 from meshplan.report.table import Column, table
@@ -92,7 +100,7 @@ def _head(
     step, need = float(costs.step_s[0]), float(costs.memory_bytes[0])
     node = f" in nodes of {cluster.gpus_per_node}" if cluster.gpus > cluster.gpus_per_node else ""
     yield screen.bold(f"{model.name} on {cluster.gpus:,}× {cluster.gpu.title}{node}")
-    ask = f"seq {workload.seq:,} · gbs {workload.gbs:,} · {workload.precision} · stack {found.stack.name}"
+    ask = f"{workload_words(workload)} · stack {found.stack.name}"
     yield from wrap(f"{ask}: {found.stack.title}", screen.width)
     yield from wrap(plan_names(costs.plans, costs.plans.order)[0] + _layout(found), screen.width)
     yield ""

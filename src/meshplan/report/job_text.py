@@ -43,7 +43,7 @@ def job_text(
     """
     lines = [f"model: {_yaml(word or model_word(model))}", "cluster:", *_cluster_lines(cluster)]
     lines += ["workload:", f"  seq: {workload.seq}", f"  gbs: {workload.gbs}"]
-    lines += [f"  precision: {workload.precision}"]
+    lines += [f"  {name}: {value}" for name, value in _said(workload).items()]
     chosen = _space(space or Space(), model)
     if chosen:
         lines += ["space:", *(f"  {name}: {_yaml(value)}" for name, value in chosen.items())]
@@ -75,14 +75,21 @@ def plan_command(
         "--gbs",
         str(workload.gbs),
     ]
-    if workload.precision != "bf16":
-        words += ["--precision", workload.precision]
+    for name, value in _said(workload).items():
+        words += [] if value == "bf16" else [f"--{name.replace('_', '-')}", str(value)]
     words += size_flags(space)
     for name, value in _space(space, model).items():
         flag = f"--{name.replace('_', '-')}"
         words += [flag, ",".join(map(str, value)) if isinstance(value, list) else str(value)]
     words += ["--cost-model", cost_model] if cost_model else []
     return shlex.join(words)
+
+
+def _said(workload: Workload) -> dict[str, Any]:
+    """Precision, and what else is not as usual."""
+    more = {"offload": workload.offload if workload.offload != "none" else None}
+    more |= {"moe_imbalance": workload.moe_imbalance, "capacity_factor": workload.capacity_factor}  # type: ignore[dict-item]
+    return {"precision": workload.precision} | {name: v for name, v in more.items() if v is not None}
 
 
 def _cluster_words(cluster: Cluster) -> dict[str, str] | None:

@@ -12,7 +12,14 @@ from meshplan.cost.costs import Costs, Floats
 from meshplan.cost.full.pipeline import Pipelines
 from meshplan.plan.rules import Setting
 from meshplan.report.parts import bars, step_time, wrap
-from meshplan.report.plan_rows import cluster_data, layout_data, model_data, parts_data, workload_data
+from meshplan.report.plan_rows import (
+    cluster_data,
+    layout_data,
+    model_data,
+    parts_data,
+    workload_data,
+    workload_words,
+)
 from meshplan.report.plan_view import plan_names
 from meshplan.report.screen import Screen, printable
 from meshplan.report.table import Column, table
@@ -72,7 +79,7 @@ def pipeline_text(found: PlanRun, screen: Screen) -> str:
     costs, setting = found.costs, found.setting
     name = plan_names(costs.plans, costs.plans.order)[0]
     cluster, work = setting.cluster, setting.workload
-    ask = f"seq {work.seq:,} · gbs {work.gbs:,} · {work.precision}"
+    ask = workload_words(work)
     lines = [
         screen.bold(printable(f"{setting.model.name} on {cluster.gpus:,}× {cluster.gpu.title} · {ask}")),
         *wrap(" ".join(name.split()), screen.width),

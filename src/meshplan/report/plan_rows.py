@@ -159,7 +159,34 @@ def workload_data(workload: Workload) -> dict[str, Any]:
         "gbs": workload.gbs,
         "tokens": workload.tokens,
         "precision": workload.precision,
+        "offload": workload.offload,
+        "moe_imbalance": workload.moe_imbalance,
+        "capacity_factor": workload.capacity_factor,
     }
+
+
+def workload_words(workload: Workload) -> str:
+    """The workload in a line; what is as usual is left out."""
+    words = [f"seq {workload.seq:,}", f"gbs {workload.gbs:,}", workload.precision]
+    if workload.offload == "optimizer":
+        words.append("optimizer in host memory")
+    if workload.moe_imbalance is not None:
+        words.append(f"MoE imbalance {workload.moe_imbalance:g}")
+    if workload.capacity_factor is not None:
+        words.append(f"capacity factor {workload.capacity_factor:g}")
+    return " · ".join(words)
+
+
+def workload_of(data: Mapping[str, Any]) -> Workload:
+    """What ``workload_data`` wrote; files of earlier versions know neither offload nor loads of experts."""
+    return Workload(
+        seq=data["seq"],
+        gbs=data["gbs"],
+        precision=data["precision"],
+        offload=data.get("offload", "none"),
+        moe_imbalance=data.get("moe_imbalance"),
+        capacity_factor=data.get("capacity_factor"),
+    )
 
 
 def flat(plan: Mapping[str, Any]) -> dict[str, Any]:

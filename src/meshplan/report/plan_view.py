@@ -10,7 +10,7 @@ from meshplan.cost.costs import Costs, Floats
 from meshplan.plan.kinds import CpKind, Schedule, Sharding
 from meshplan.plan.plans import ALL_LAYERS, Ints, Plans
 from meshplan.report.parts import bars, step_time, wrap
-from meshplan.report.plan_rows import beyond, module_names
+from meshplan.report.plan_rows import beyond, module_names, workload_words
 from meshplan.report.screen import Screen, bar, printable
 from meshplan.report.table import Column, least_width, markdown, table
 from meshplan.schedule.layout_string import short_layout
@@ -160,7 +160,7 @@ def _question(ranking: Ranking, screen: Screen) -> list[str]:
     tiers = ", ".join(f"{t.name} {format_bandwidth(t.bandwidth)}" for t in cluster.tiers)
     size = f"{cluster.gpus:,}× {cluster.gpu.title}"
     node = f" in nodes of {cluster.gpus_per_node}" if cluster.gpus > cluster.gpus_per_node else ""
-    ask = f"seq {workload.seq:,} · gbs {workload.gbs:,} · {workload.precision}"
+    ask = workload_words(workload)
     return [
         screen.bold(printable(f"{ranking.model.name} on {size}{node}")),
         *wrap(f"{tiers} · {ask} · cost model {ranking.cost_model}{_which(ranking)}", screen.width),

@@ -20,6 +20,7 @@ from meshplan.report.plan_rows import (
     parts_data,
     plan_data,
     workload_data,
+    workload_words,
 )
 from meshplan.report.plan_view import plan_names
 from meshplan.report.screen import Screen
@@ -67,7 +68,7 @@ def _effective(reading: Reading, screen: Screen) -> list[str]:
     lines = [
         f"model     {model.name}, {size:,.1f} billion parameters, {len(model.layers)} layers",
         f"cluster   {cluster.gpus:,}× {cluster.gpu.title}{node}",
-        f"workload  seq {workload.seq:,} · gbs {workload.gbs:,} · {workload.precision}",
+        f"workload  {workload_words(workload)}",
         f"plan      {' '.join(plan_names(plans, reading.order)[0].split())}",
     ]
     if reading.defaults:

@@ -23,9 +23,9 @@ from meshplan.model.counts import model_parameters
 from meshplan.model.load import load_model
 from meshplan.plan.plans import Plans
 from meshplan.plan.space import Space
-from meshplan.plan.workload import Workload
 from meshplan.report.gather import SCHEMA_VERSION, TOP, report_data
 from meshplan.report.plan_key import plan_key
+from meshplan.report.plan_rows import workload_of
 from meshplan.report.plan_view import plan_names
 from meshplan.report.saved import is_ranking, order_of_data, plan_of_data
 from meshplan.report.studies import Told
@@ -93,7 +93,7 @@ def _asked_again(saved: Mapping[str, Any]) -> tuple[Ranking, CostModel]:
         gpu=load_gpu(where["gpu"]), gpus=where["gpus"], tiers=tiers, name=where["name"], described=tiers
     )
     cost_model = cost_model_named(saved["cost_model"])
-    workload = Workload(seq=work["seq"], gbs=work["gbs"], precision=work["precision"])
+    workload = workload_of(work)
     size, framework = saved.get("space", "plain"), saved.get("framework", "any")
     space = Space.of(size, model, framework, order=order_of_data(saved["order"]))
     again = search(

@@ -11,7 +11,7 @@ import numpy as np
 from meshplan.cost.costs import Costs
 from meshplan.report.part_words import MEANING, MEMORY_MEANING, memory_reason, reason
 from meshplan.report.parts import step_time, wrap
-from meshplan.report.plan_rows import cluster_data, model_data, plan_data, workload_data
+from meshplan.report.plan_rows import cluster_data, model_data, plan_data, workload_data, workload_words
 from meshplan.report.plan_view import plan_names
 from meshplan.report.screen import Screen, printable
 from meshplan.report.table import Column, pad, table
@@ -86,7 +86,7 @@ def head(case: Case, screen: Screen) -> list[str]:
     cluster, workload = case.cluster, case.workload
     node = f" in nodes of {cluster.gpus_per_node}" if cluster.gpus > cluster.gpus_per_node else ""
     tiers = ", ".join(f"{t.name} {format_bandwidth(t.bandwidth)}" for t in cluster.tiers)
-    ask = f"seq {workload.seq:,} · gbs {workload.gbs:,} · {workload.precision}"
+    ask = workload_words(workload)
     return [
         screen.bold(printable(f"{case.model.name} on {cluster.gpus:,}× {cluster.gpu.title}{node}")),
         *wrap(f"{tiers} · {ask} · cost model {case.cost_model.name}", screen.width),

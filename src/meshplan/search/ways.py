@@ -43,7 +43,7 @@ def ways_out(
     is ``None`` where nothing fits; ``possible`` says only whether something does. ``memory``: valid plans
     there are, but none fits."""
     widest = Space.of("full", setting.model)
-    if memory and not possible(_with_seq(setting, min(LEAST_SEQ, setting.workload.seq)), widest):
+    if memory and not possible(_offloaded(_with_seq(setting, min(LEAST_SEQ, setting.workload.seq))), widest):
         return ()
     changes = list(_changes(setting, space, memory=memory))
     tried = 0
@@ -90,6 +90,8 @@ def _changes(setting: Setting, space: Space, *, memory: bool) -> Iterator[_Chang
         )
     if space.framework != "any":
         yield _Change(flag="--framework any", about="framework", space=partial(_replaced, framework="any"))
+    if memory and setting.workload.offload == "none":
+        yield _Change(flag="--offload optimizer", about="offload", setting=_offloaded)
     if memory:
         for factor in (2, 4, 8, 16):
             seq = setting.workload.seq // factor
@@ -117,6 +119,10 @@ def _resized(space: Space, setting: Setting, size: Size) -> Space:
 
 def _with_seq(setting: Setting, seq: int) -> Setting:
     return setting._replace(workload=replace(setting.workload, seq=seq))
+
+
+def _offloaded(setting: Setting) -> Setting:
+    return setting._replace(workload=replace(setting.workload, offload="optimizer"))
 
 
 def _with_gbs(setting: Setting, gbs: int) -> Setting:

@@ -134,7 +134,7 @@ HARDWARE: Mapping[str, _Number] = {
         form=format_bandwidth,
     ),
 }  # fmt: skip
-WORKLOAD = ("gbs", "seq", "precision")
+WORKLOAD = ("gbs", "seq", "precision", "offload")
 
 
 def _hardware(case: Case, name: str, value: str) -> tuple[Case, Changed]:
@@ -155,6 +155,8 @@ def _workload(case: Case, name: str, value: str) -> tuple[Case, Changed]:
     if name == "precision":
         workload = replace(case.workload, precision=value.lower())
         case.cluster.gpu.peak(workload.precision)
+    elif name == "offload":
+        workload = replace(case.workload, offload=value.lower())
     else:
         counts: dict[str, Any] = {name: _count(name, old, value)}
         workload = replace(case.workload, **counts)

@@ -34,7 +34,7 @@ LEFT_OUT = (
     "uneven expert routing beyond the stack's imbalance factor",
     "packed documents: every sequence is one document of full length",
     "other jobs' traffic on the network, and slow or failing GPUs",
-    "offloading to host memory",
+    "offloading of weights and activations to host memory",
     "memory before the first step: loading weights and setting up the optimizer can need more than training",
 )
 """What no estimate of the full model contains."""
@@ -112,9 +112,9 @@ def explain(
     if costs is None:
         costs = full.price(model, cluster, workload, Plans.of(plan, order=order))
     plans = costs.plans
-    profile = full.profile or profile_of(cluster.gpu)
+    profile, stack = full.profile or profile_of(cluster.gpu), full.stack.for_workload(workload)
     context = Context(
-        model=model, cluster=cluster, workload=workload, plans=plans, stack=full.stack, profile=profile
+        model=model, cluster=cluster, workload=workload, plans=plans, stack=stack, profile=profile
     )
     memory = peak(context, price_layers(context))
     peaks = cluster.gpu.peak_flops
@@ -124,7 +124,7 @@ def explain(
     )
     return Explanation(
         costs=costs,
-        stack=full.stack,
+        stack=stack,
         hfu=float(costs.mfu[0]) * (1 + again),
         peak_flops=best,
         stages=tuple(_simulated_stages(context) if simulated else _stages(context, memory)),
@@ -329,6 +329,12 @@ def _assumptions(c: Context) -> Iterator[str]:
             "every expert gets as many tokens as any other"
             if stack.moe_imbalance == 1
             else f"the fullest expert rank gets {stack.moe_imbalance:g} times the mean of tokens"
+        )
+    if stack.offloaded:
+        yield (
+            f"host memory holds {stack.offloaded:.0%} of master weights and moments, and the host steps them"
+            f" after the last backward: {stack.host_memory / 1e9:,.0f} GB/s of memory for"
+            f" {gpu.gpus_per_host} GPUs, {gpu.host_bandwidth / 1e9:,.0f} GB/s to each"
         )
     if bool((c.ranks > 1).any()) and c.plans.layout[0] < 0 and len(c.model.layers) % int(c.plans.pp[0]):
         yield "layers that do not divide over the stages leave the first and last stage one short"

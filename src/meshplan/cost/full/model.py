@@ -122,7 +122,7 @@ class FullModel:
             cluster=cluster,
             workload=workload,
             plans=plans,
-            stack=self.stack.for_precision(workload.precision),
+            stack=self.stack.for_workload(workload),
             profile=self.profile or profile_of(cluster.gpu),
             gbs=gbs,
         )

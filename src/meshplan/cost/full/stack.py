@@ -12,6 +12,7 @@ from typing import Any
 
 from meshplan.errors import InputError, UnknownNameError, shown
 from meshplan.files import read_text
+from meshplan.plan.workload import Workload
 
 _DATA = "meshplan.cost"
 
@@ -183,6 +184,14 @@ class Stack:
         if precision == "fp32":
             return replace(self, weight_bytes=4.0)
         return self
+
+    def for_workload(self, workload: Workload) -> Stack:
+        """The stack as it trains in the workload's precision, with its offload and its load of experts."""
+        stack = self.for_precision(workload.precision)
+        if workload.offload == "optimizer":
+            stack = replace(stack, offloaded=1.0)
+        load = workload.expert_load
+        return stack if load is None else replace(stack, moe_imbalance=load)
 
     @property
     def fitted(self) -> dict[str, float]:

@@ -45,6 +45,8 @@ def states(
         return States(weights=weights, gradients=gradients, optimizer=optimizer)
     weights = stack.weight_bytes * np.where(z3, sharded, whole)
     gradients = stack.grad_bytes * np.where(z2, sharded, whole)
+    if stack.family == "deepspeed":  # ZeRO-Offload keeps the shard of gradients beside the states it steps
+        gradients = gradients * np.where(z2, 1 - stack.offloaded, 1.0)
     if stack.zero2_whole_gradients:
         gradients = gradients + stack.grad_bytes * np.where(z2 & ~z3, whole, 0.0)
     optimizer = stack.optimizer_bytes * (1 - stack.offloaded) * np.where(z1, sharded, whole)
