@@ -15,7 +15,7 @@ from meshplan.cluster.profile_data import Evidence
 from meshplan.cost.costs import Costs, Floats
 from meshplan.cost.full.context import Context
 from meshplan.cost.full.layers import price_layers
-from meshplan.cost.full.memory import Peak, peak
+from meshplan.cost.full.memory import Peak, host_bytes, peak
 from meshplan.cost.full.model import PEAK_OF, FullModel
 from meshplan.cost.full.pipeline import pipelines
 from meshplan.cost.full.stack import FITTED, Stack
@@ -331,10 +331,13 @@ def _assumptions(c: Context) -> Iterator[str]:
             else f"the fullest expert rank gets {stack.moe_imbalance:g} times the mean of tokens"
         )
     if stack.offloaded:
+        gpus = min(gpu.gpus_per_host, c.cluster.gpus)
+        held = gpus * host_bytes(c)
         yield (
-            f"host memory holds {stack.offloaded:.0%} of master weights and moments, and the host steps them"
-            f" after the last backward: {stack.host_memory / 1e9:,.0f} GB/s of memory for"
-            f" {gpu.gpus_per_host} GPUs, {gpu.host_bandwidth / 1e9:,.0f} GB/s to each"
+            f"host memory holds {stack.offloaded:.0%} of master weights and moments, {held / 1e9:,.0f} GB of"
+            f" the {gpus} GPUs of a host, which steps them after the last backward:"
+            f" {stack.host_memory / 1e9:,.0f} GB/s of memory for all,"
+            f" {gpu.host_bandwidth / 1e9:,.0f} GB/s to each"
         )
     if bool((c.ranks > 1).any()) and c.plans.layout[0] < 0 and len(c.model.layers) % int(c.plans.pp[0]):
         yield "layers that do not divide over the stages leave the first and last stage one short"

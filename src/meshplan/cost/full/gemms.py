@@ -142,6 +142,10 @@ def element_traffic(layer: Layer, hidden: int, keys: LayerKeys, stack: Stack) ->
         reordered += reordering(stack) * hidden * routed
         forward += wide * (6 if mlp.gated else 4) + 16 * mlp.experts * sigma
         backward += wide * (10 if mlp.gated else 6) + 16 * mlp.experts * sigma
+        if mlp.bias:  # added by the products, unless unfused; its gradient sums over rows
+            columns = (2 if mlp.gated else 1) * wide + hidden * routed
+            forward += 4 * extra * columns
+            backward += 2 * columns
         if mlp.shared_width:
             shared = mlp.shared_width / t
             forward += shared * (6 if mlp.gated else 4)

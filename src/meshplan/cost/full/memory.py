@@ -7,7 +7,7 @@ with, where the layer is recomputed, everything it would otherwise have kept.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -243,6 +243,15 @@ def _states(c: Context) -> dict[str, Floats]:
         "gathered weights": np.where(c.keeps_gathered[:, None], whole, gathered_weights(c)[:, None]),
         "context and NCCL": context,
     }
+
+
+def host_bytes(c: Context) -> float:
+    """Bytes of host memory that the first plan's fullest rank takes, where the stack offloads."""
+    c = c.take(np.zeros(1, dtype=np.int64))
+    kept = _states(c)
+    whole = _states(replace(c, stack=replace(c.stack, offloaded=0.0)))
+    away = sum(whole[name] - kept[name] for name in ("optimizer", "gradients"))
+    return float(np.max(np.where(c.ranks > 0, away, 0.0)))
 
 
 def peak(c: Context, priced: Priced) -> Peak:
