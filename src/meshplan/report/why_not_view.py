@@ -142,7 +142,7 @@ def _verdict(case: Case, found: WhyNot, tie: float | None, screen: Screen) -> It
                 text = f"{format_bytes(float(values[0]))} {part.replace('_', ' ')}"
                 yield from indented(f"{text}{f': {because}' if because else ''}", screen)
         case "best":
-            yield screen.bold("it is the best plan")
+            yield screen.bold("it is the fastest plan")
         case "slower":
             yield from _slower(found, tie, screen)
 
@@ -151,13 +151,13 @@ def _slower(found: WhyNot, tie: float | None, screen: Screen) -> Iterator[str]:
     assert found.comparison is not None
     a, b = float(found.comparison.a.step_s[0]), float(found.comparison.b.step_s[0])
     yield screen.bold(
-        f"it fits, and is slower: {step_time(b)} a step, {b / a - 1:.1%} more than the best plan's"
+        f"it fits, and is slower: {step_time(b)} a step, {b / a - 1:.1%} more than the fastest's"
         f" {step_time(a)}"
     )
     best = found.comparison.a.plans
     rank = f"{found.rank:,}" if found.rank is not None else f"more than {len(found.ranking):,}"
     name = plan_names(best, best.order)[0]
-    place = f"number {rank} of {found.ranking.counts.feasible:,}; the best is A, {name}; this one is B"
+    place = f"number {rank} of {found.ranking.counts.feasible:,}; the fastest is A, {name}; this one is B"
     yield from wrap(place, screen.width)
     yield from wrap(summary(found.comparison), screen.width)
     if tie is not None and b / a - 1 <= tie:
