@@ -20,6 +20,7 @@ from meshplan.cost.full.model import FullModel
 from meshplan.model import load_model
 from meshplan.plan.plans import ALL_LAYERS, AUTO_LAYERS, Plans
 from meshplan.plan.workload import Workload
+from meshplan.search.heap import keep_freed_memory
 
 CASES = (("llama-3.1-405b", "h100-sxm", 4096), ("deepseek-v3", "h800", 2048))
 
@@ -47,6 +48,7 @@ def table(name: str, gpus: int) -> Plans:
 
 def price(case: tuple[str, str, int], share: slice) -> float:
     """Prices a share of the table; seconds."""
+    keep_freed_memory()  # as the command line does
     name, gpu, gpus = case
     model, cluster, plans = load_model(name), cluster_of(gpu, gpus), table(name, gpus).take(share)
     full, workload = FullModel.of(), Workload(seq=8192, gbs=2048)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -30,6 +30,11 @@ class LayerKeys:
 
     def __len__(self) -> int:
         return len(self.tp)
+
+    def take(self, index: Ints) -> LayerKeys:
+        """The keys ``index`` selects."""
+        columns = ("tp", "sp", "cp", "cp_kind", "ep", "etp", "mbs", "modules")
+        return replace(self, **{name: getattr(self, name)[index] for name in columns})
 
     @property
     def element_bytes(self) -> float:

@@ -22,6 +22,7 @@ from meshplan.cluster.profile import Profile
 from meshplan.cost.costs import Floats
 from meshplan.cost.full.activations import recomputes
 from meshplan.cost.full.comm import LayerComm, limited
+from meshplan.cost.full.distinct import distinct
 from meshplan.cost.full.gemms import Gemm, attention_gemms, element_traffic, mlp_gemms
 from meshplan.cost.full.keys import LayerKeys
 from meshplan.cost.full.stack import Stack
@@ -101,11 +102,36 @@ def _seconds(gemm: Gemm, profile: Profile, dtype: str, stack: Stack, *, transpos
     return np.asarray(np.minimum(grouped, gemm.batch * one) / stack.grouped_rate)
 
 
-def _products(gemms: list[Gemm], keys: LayerKeys, profile: Profile, stack: Stack, which: str) -> Floats:
-    """Seconds of ``gemms`` in a row: ``forward``, or the gradient of ``input`` or ``weight``."""
-    dtype = kernel_dtype(keys.precision, stack)
-    seconds = (_seconds(g, profile, dtype, stack, transpose=which) for g in gemms)
-    return np.asarray(sum(seconds, np.zeros(len(keys))) / stack.matmul)
+class _Products:
+    """Seconds of a layer's matrix products. Their shapes depend on few columns of the keys: each product is
+    priced once for every distinct combination of those, and gathered."""
+
+    def __init__(self, layer: Layer, hidden: int, keys: LayerKeys, profile: Profile, stack: Stack) -> None:
+        self.profile, self.stack, self.count = profile, stack, len(keys)
+        self.dtype = kernel_dtype(keys.precision, stack)
+        columns = (keys.tp, keys.sp.astype(np.int64), keys.cp, keys.mbs)
+        first, self.of_dense = distinct(columns)
+        few = keys.take(first)
+        self.gemms = [*attention_gemms(layer, hidden, few), *mlp_gemms(layer, hidden, few, stack)]
+        self.of_experts = self.of_dense
+        if isinstance(layer.mlp, Moe):
+            first, self.of_experts = distinct((*columns, keys.ep, keys.etp))
+            routed = {g.name: g for g in mlp_gemms(layer, hidden, keys.take(first), stack)}
+            self.gemms = [routed[g.name] if g.name.startswith("experts") else g for g in self.gemms]
+        self.known: dict[tuple[str, str], Floats] = {}
+
+    def seconds(self, which: str, *prefixes: str) -> Floats:
+        """Seconds of all products in a row, or of those whose names start so: ``forward``, or the gradient of
+        ``input`` or ``weight``."""
+        some = [g for g in self.gemms if g.name.startswith(prefixes or "")]
+        return np.asarray(sum((self._of(g, which) for g in some), np.zeros(self.count)) / self.stack.matmul)
+
+    def _of(self, gemm: Gemm, which: str) -> Floats:
+        at = gemm.name, which
+        if at not in self.known:
+            one = _seconds(gemm, self.profile, self.dtype, self.stack, transpose=which)
+            self.known[at] = one[self.of_experts if gemm.name.startswith("experts") else self.of_dense]
+        return self.known[at]
 
 
 def attention_core(layer: Layer, keys: LayerKeys, profile: Profile, stack: Stack) -> tuple[Floats, Floats]:
@@ -193,9 +219,8 @@ def layer_time(
 ) -> LayerTime:
     """The price of ``layer`` for every key; ``core``: seconds of its softmax attention both ways."""
     gemms = [*attention_gemms(layer, hidden, keys), *mlp_gemms(layer, hidden, keys, stack)]
-    mm_f = _products(gemms, keys, profile, stack, "forward")
-    mm_i = _products(gemms, keys, profile, stack, "input")
-    mm_w = _products(gemms, keys, profile, stack, "weight")
+    products = _Products(layer, hidden, keys, profile, stack)
+    mm_f, mm_i, mm_w = (products.seconds(which) for which in ("forward", "input", "weight"))
     att_f, att_b = core
     traffic = element_traffic(layer, hidden, keys, stack)
     el_f = membound_seconds(profile, traffic.forward, kernels=traffic.kernels) / stack.memory_rate
@@ -216,7 +241,7 @@ def layer_time(
         forward=forward,
         backward=backward,
         weight=np.minimum(mm_w, np.asarray(sum(backward.values()))),
-        selective=_selective(layer, hidden, keys, gemms, profile, stack, att_f, el_f, mm_f, forward),
+        selective=_selective(layer, hidden, keys, products, att_f, el_f, mm_f, forward),
         whole=whole,
         hidden=comm.hidden,
         host=_host_seconds(layer, keys, stack),
@@ -250,9 +275,7 @@ def _selective(
     layer: Layer,
     hidden: int,
     keys: LayerKeys,
-    gemms: list[Gemm],
-    profile: Profile,
-    stack: Stack,
+    products: _Products,
     att_f: Floats,
     el_f: Floats,
     mm_f: Floats,
@@ -260,13 +283,13 @@ def _selective(
 ) -> Floats:
     """Seconds of computing again the modules a plan recomputes."""
     total = np.zeros(len(keys))
+    profile, stack = products.profile, products.stack
 
     def chosen(module: Recompute) -> Floats:
         return recomputes(keys, module)
 
     def matmuls(*prefixes: str) -> Floats:
-        some = [g for g in gemms if g.name.startswith(prefixes)]
-        return _products(some, keys, profile, stack, "forward")
+        return products.seconds("forward", *prefixes)
 
     total += chosen(Recompute.CORE_ATTN) * att_f
     total += chosen(Recompute.MLA_UP_PROJ) * matmuls("q up", "kv up")
