@@ -133,8 +133,8 @@ def test_on_the_command_line(capsys: pytest.CaptureFixture[str], monkeypatch: py
     assert max(map(len, text.splitlines())) <= 80
     for words in (
         "what if: nic 100 GB/s instead of 50 GB/s, gbs 2048 instead of 512",
-        "best before",
-        "best after",
+        "fastest before",
+        "fastest after",
     ):
         assert words in text
     assert "the binding one" in text

@@ -24,6 +24,7 @@ from meshplan.plan.workload import Workload
 from meshplan.report.job_text import job_text, model_word, plan_command
 from meshplan.report.plan_key import find_plan, plan_key, read_plan
 from meshplan.report.plan_rows import layout_data
+from meshplan.report.plan_view import plan_names
 from meshplan.report.saved import plan_of_data
 
 DEGREE = st.integers(1, 4096)
@@ -210,3 +211,10 @@ def test_a_gpu_without_curves_is_said_to_have_none(
     assert main(["plan", str(path)]) == 2
     said = capsys.readouterr().err
     assert "no curves are known for GPU 'Mine'; name the preset it resembles (like: h100-sxm)" in said
+
+
+def test_replicas_of_shards_are_in_the_name() -> None:
+    """Two plans that differ in nothing else do not look the same."""
+    alone, copied = (Plan(tp=2, dp=64, replicas=n) for n in (1, 32))
+    names = plan_names(Plans.of(alone, copied), ("tp", "cp", "ep", "dp", "pp"))
+    assert names[1].split() == [*names[0].split(), "replicas32"]

@@ -131,6 +131,7 @@ def _extras(plans: Plans, i: int, short: bool) -> list[str]:
     kind = CpKind(int(plans.cp_kind[i]))
     words += [kind.label] if plans.cp[i] > 1 and kind is not CpKind.RING else []
     words += [sharding.label] if sharding is not Sharding.ZERO1 else []
+    words += [f"replicas{int(plans.replicas[i])}"] if plans.replicas[i] > 1 else []
     layers = int(plans.recompute_layers[i])
     words += [f"re{layers}" if layers < ALL_LAYERS else "re-all"] if layers else []
     words += [_stages(plans, i)] if plans.layout[i] >= 0 else []

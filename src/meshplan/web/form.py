@@ -36,7 +36,7 @@ def ask_form(address: Address, words: Words) -> Html:
         h("fieldset", h("legend", words("form.step")), _step(values, words)),
         h("fieldset", h("legend", words("form.what_if")), _sliders(values, words)),
         _space(values, words),
-        h("p", h("button", words("form.ask"), type="submit", class_="main")),
+        h("p", h("button", words("form.ask"), type="submit", class_="main"), class_="ask"),
         id="ask",
         method="get",
         action="/",
