@@ -132,7 +132,8 @@ def _moe_bytes(
     read = stack.act_input_bytes * (2 if moe.gated else 1)
     parts["expert fc1 out"] = read * moe.width * dispatched / etp
     parts["expert act out"] = stored * moe.width * dispatched / etp
-    inner = _keeps_inner(stack, moe.gated)
+    # Clamped (gpt-oss), the clamped gate, its sigmoid and the raised other side are kept besides.
+    inner = _keeps_inner(stack, moe.gated) * (4 if keys.clamped else 1)
     parts["expert act inner"] = stored * moe.width * dispatched / etp * inner
     # torch weighs the experts' outputs after they came home, Megatron inside the activation function; in
     # separate operators it also keeps them in fp32, the rows gathered before sending and those padded after.

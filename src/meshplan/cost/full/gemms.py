@@ -142,6 +142,9 @@ def element_traffic(layer: Layer, hidden: int, keys: LayerKeys, stack: Stack) ->
         reordered += reordering(stack) * hidden * routed
         forward += wide * (6 if mlp.gated else 4) + 16 * mlp.experts * sigma
         backward += wide * (10 if mlp.gated else 6) + 16 * mlp.experts * sigma
+        if keys.clamped:  # two clamps, a scale, a sigmoid and an addition more, each on its own where unfused
+            forward += 20 * extra * wide
+            backward += 22 * extra * wide
         if mlp.bias:  # added by the products, unless unfused; its gradient sums over rows
             columns = (2 if mlp.gated else 1) * wide + hidden * routed
             forward += 4 * extra * columns

@@ -27,6 +27,8 @@ class LayerKeys:
     precision: str
     rotary: bool = True
     """Positions enter by rotating q and k in every layer, not by a learned table."""
+    clamped: bool = False
+    """The experts' SwiGLU is clamped, its gate scaled and its other side raised by one (gpt-oss)."""
 
     def __len__(self) -> int:
         return len(self.tp)

@@ -77,6 +77,7 @@ def price_layers(c: Context) -> Priced:
         seq=c.workload.seq,
         precision=c.workload.precision,
         rotary=not c.model.positions,
+        clamped=c.model.activation == "swigluoai",
     )
     groups = {
         "tp": group(k.tp, c.spans["tp"][index], c.domain),
