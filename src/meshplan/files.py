@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import stat
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
@@ -66,6 +65,8 @@ def write_text(path: str | Path, text: str | Callable[[TextIO], Any]) -> None:
         if there and not os.access(target, os.W_OK):
             raise InputError(f"cannot write {label}: permission denied")
         mode = stat.S_IMODE(target.stat().st_mode) if there else 0o666 & ~_umask()
+        import tempfile  # here, as most commands write no file
+
         part, name = tempfile.mkstemp(prefix=".meshplan-", dir=target.parent, text=False)
         try:
             with os.fdopen(part, "w", encoding="utf-8", newline="\n") as stream:

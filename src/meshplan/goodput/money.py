@@ -6,7 +6,7 @@ import math
 import tomllib
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from meshplan.cluster.gpu import Gpu
@@ -52,5 +52,5 @@ def usual_power(gpu: Gpu) -> Power:
 
 @cache
 def _prices() -> dict[str, dict[str, Any]]:
-    text = (resources.files("meshplan.goodput") / "data" / "prices.toml").read_text(encoding="utf-8")
+    text = (Path(__file__).parent / "data" / "prices.toml").read_text(encoding="utf-8")
     return tomllib.loads(text)

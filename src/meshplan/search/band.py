@@ -9,7 +9,7 @@ from __future__ import annotations
 import tomllib
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from meshplan.model.layers import Moe
@@ -50,7 +50,7 @@ def kind_of(model: Model) -> str:
 
 @cache
 def _bands() -> dict[tuple[str, str], Band]:
-    text = (resources.files("meshplan.search") / "data" / "bands.toml").read_text(encoding="utf-8")
+    text = (Path(__file__).parent / "data" / "bands.toml").read_text(encoding="utf-8")
     return {
         (name, kind): Band(share=entry["median"], runs=entry["runs"], kind=kind)
         for name, kinds in tomllib.loads(text).items()

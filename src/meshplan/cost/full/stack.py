@@ -7,14 +7,14 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import lru_cache
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from meshplan.errors import InputError, UnknownNameError, shown
 from meshplan.files import read_text
 from meshplan.plan.workload import Workload
 
-_DATA = "meshplan.cost"
+_DATA = Path(__file__).parent.parent / "data" / "stacks"
 
 FITTED: Mapping[str, tuple[str, ...]] = {
     "matmul": ("matmul", "recompute", "head and loss"),
@@ -236,8 +236,7 @@ class Stack:
 
 def stack_names() -> tuple[str, ...]:
     """Names of the stacks that ship with meshplan."""
-    folder = resources.files(_DATA) / "data" / "stacks"
-    return tuple(sorted(f.name.removesuffix(".toml") for f in folder.iterdir() if f.name.endswith(".toml")))
+    return tuple(sorted(file.stem for file in _DATA.glob("*.toml")))
 
 
 @lru_cache(maxsize=64)
@@ -253,7 +252,7 @@ def load_stack(name: str) -> Stack:
         return stack_from(table, where=where)
     if name not in stack_names():
         raise UnknownNameError("stack", name, stack_names(), f"known: {', '.join(stack_names())}")
-    text = (resources.files(_DATA) / "data" / "stacks" / f"{name}.toml").read_text(encoding="utf-8")
+    text = (_DATA / f"{name}.toml").read_text(encoding="utf-8")
     return stack_from(tomllib.loads(text), where=f"stack file {name}.toml")
 
 
