@@ -194,3 +194,26 @@ def test_our_own_launchers(
         answers.append(json.loads(capsys.readouterr().out))
     for key in ("model", "cluster", "workload", "plan", "problems", "rules"):
         assert answers[0][key] == answers[1][key]
+
+
+def test_torchrun_without_nodes_is_one_node() -> None:
+    """torchrun's ``--nnodes`` is 1:1 unless another is given (torch/distributed/run.py)."""
+    line = f"torchrun --nproc_per_node 8 pretrain_gpt.py {LLAMA_8B} --seq-length 8192 --micro-batch-size 1"
+    reading = read(f"{line} --global-batch-size 64 --bf16 --tensor-model-parallel-size 3\n")
+    assert reading.setting.cluster.gpus == 8
+    assert "gpus" not in reading.defaults
+    assert "tp 3 × cp 1 × pp 1 = 3 does not divide 8 GPUs" in reading.problems
+    assert read(f"#SBATCH --nodes=4\n{line} --global-batch-size 64\n").setting.cluster.gpus == 32
+    several = line.replace("--nproc_per_node", "--nnodes $N --nproc_per_node")
+    assert "gpus" in read(f"{several} --global-batch-size 64\n").defaults, "how many is not said"
+
+
+def test_a_model_without_a_name_has_its_layers_said_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "train.sh"
+    line = "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 18 --hidden-size 2048 --bf16"
+    script.write_text(f"{line} --num-attention-heads 16 --seq-length 2048 --micro-batch-size 1\n")
+    main(["read", str(script)])
+    (model,) = [text for text in capsys.readouterr().out.splitlines() if text.startswith("model")]
+    assert model.count("18 layers") == 1

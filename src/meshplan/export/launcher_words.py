@@ -42,7 +42,8 @@ def take_launcher(found: Found, script: Script) -> None:
     if found.gpus_per_node is None and per_node and 1 <= per_node <= 1024:
         found.gpus_per_node = per_node
     if found.gpus is None:
-        if per_node and nodes:
+        if per_node and (nodes or (not world and _one_node(script))):
+            nodes = nodes or 1
             found.gpus = per_node * nodes
         elif world:
             found.gpus = world
@@ -56,6 +57,15 @@ def _launch_words(script: Script) -> Iterable[list[str]]:
         if re.search(r"(torchrun|torch\.distributed|srun|deepspeed|accelerate launch)", text):
             end = next((i for i, word in enumerate(words) if word.endswith(".py")), len(words))
             yield [part for word in words[:end] for part in word.split("=", 1)]
+
+
+def _one_node(script: Script) -> bool:
+    """Whether torchrun starts the program and is told of no nodes: then there is one."""
+    words = [part for words in _launch_words(script) for part in words]
+    directives = [part for line in script.directives for part in line.replace("=", " ").split()]
+    several = _NODES.intersection([*words, *directives]) or "srun" in words or directives
+    starts = any(word.endswith(("torchrun", "torch.distributed.run")) for word in words)
+    return starts and not several
 
 
 def _take(flag: str, value: str, numbers: dict[str, int]) -> None:

@@ -65,8 +65,10 @@ def _effective(reading: Reading, screen: Screen) -> list[str]:
     size = model_parameters(model).total / 1e9
     node = f" in nodes of {cluster.gpus_per_node}" if cluster.gpus > cluster.gpus_per_node else ""
     plans = Plans.of(counted(reading.plan, len(reading.setting.model.layers)), order=reading.order)
+    layers = f"{len(model.layers)} layers"
+    deep = "" if model.name.startswith(f"{layers} of") else f", {layers}"  # a model without another name
     lines = [
-        f"model     {model.name}, {size:,.1f} billion parameters, {len(model.layers)} layers",
+        f"model     {model.name}, {size:,.1f} billion parameters{deep}",
         f"cluster   {cluster.gpus:,}× {cluster.gpu.title}{node}",
         f"workload  {workload_words(workload)}",
         f"plan      {' '.join(plan_names(plans, reading.order)[0].split())}",

@@ -228,8 +228,8 @@ class Pipelines:
         time = {name: m * value[rows] for name, value in self.work.items()}
         mean = np.asarray(sum(time.values()))
         busiest, last, unhindered = self.busy[rows].max(axis=1), ends.max(axis=1), free.max(axis=1)
-        time["imbalance"] = busiest - mean
-        time["bubble"] = unhindered - busiest
+        time["imbalance"] = np.maximum(busiest - mean, 0.0)  # of equal ranks the mean may round up
+        time["bubble"] = np.maximum(unhindered - busiest, 0.0)
         time["pp"] = last - unhindered
         time["dp"] = time["dp"] + (ends + self.tail[rows]).max(axis=1) - last + self.gather[rows]
         time |= {name: base.time[name] for name in ONCE}

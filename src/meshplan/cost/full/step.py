@@ -247,7 +247,8 @@ def pipeline_parts(c: Context, priced: Priced, recomputed: Floats) -> Pipeline:
     _, waiting = step_time(p.schedule, p.pp, p.vp, m, *stages, hop)
     parts |= {"recompute": mean(work.recompute), "host": mean(work.host), "dp": mean(work.gather)}
     time = {name: m * value for name, value in parts.items()}
-    time["imbalance"] = m * (busy_max - busy)
+    # Of equal ranks the mean may round to above the largest; the step loses nothing by leaving that out.
+    time["imbalance"] = m * np.maximum(busy_max - busy, 0.0)
     time["bubble"] = np.where(p.pp > 1, bubble, 0.0)
     steady = np.where((p.vp > 1) & ~np.bool_(c.stack.p2p_overlap), 2.0 * p.vp * hop * m, 0.0)
     time["pp"] = np.where(p.pp > 1, waiting - bubble + steady, 0.0)
