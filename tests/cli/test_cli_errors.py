@@ -15,6 +15,7 @@ from meshplan.cli.app import COMMANDS, build
 
 BASE = ["--gpu", "h100-sxm", "--gpus", "64", "--seq", "8192", "--gbs", "512", "--cost-model", "handbook"]
 MODEL = "llama-3.1-70b"
+CLUSTER_FILE = str(Path(__file__).parents[2] / "examples" / "cluster.yaml")
 
 
 def plan(*flags: str, model: str = MODEL, **changed: str) -> list[str]:
@@ -67,7 +68,11 @@ SENTENCES = [
     (plan(cost_model="handbok"), "unknown cost model 'handbok'; did you mean 'handbook'?"),
     (plan("--nic", "400"), "'400' has no unit; write '400 GB/s' or '400 Gb/s'"),
     (plan("--nic", "fast"), "nic: 'fast' is not a bandwidth"),
-    (plan("--cluster", "ours.yaml"), "--gpu contradicts the cluster file 'ours.yaml'"),
+    (plan("--cluster", CLUSTER_FILE), "--gpu contradicts the cluster file"),
+    (plan("--cluster", "no.yaml"), "cluster file 'no.yaml' does not exist"),
+    (plan("--price", "3", "--no-failures"), "--price, --no-failures are about a whole run; say how long with"),
+    (["mfu", MODEL, "--gpu", "h100", "--tokens-per-s", "99999"], "no GPU does that"),
+    (["mfu", MODEL, "--gpu", "h100", "--tflops", "990"], "at most 989 TFLOP/s in dense bf16, not 990"),
     (["plan", MODEL, "--cluster", "no.yaml", *BASE[4:]], "cluster file 'no.yaml' does not exist"),
     (plan(model="no/such/job.yaml"), "job file 'no/such/job.yaml' does not exist"),
     (plan(model="./no/config.json"), "does not exist"),

@@ -129,7 +129,6 @@ def test_more_than_the_memory_is_shown_and_said(capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        ([*ASK, "--gbs", "8", "--tp", "4", "--pp", "8"], "over 8 ranks needs at least as many micro-batches"),
         ([*PLAN, "--layout", "10,10"], "--layout has 2 stages, and pp 8 × vp 1 is 8"),
         ([*PLAN, "--layout", "10,10,10,10,10,10,10,11"], "--layout has 81 layers in all, and llama-3.1-70b"),
         ([*PLAN, "--layout", "Et|t"], "0 L (loss)"),
@@ -161,8 +160,8 @@ def test_one_sentence_and_exit_code_2(
     assert said.err.count("\n") == 1
 
 
-def test_fewer_micro_batches_than_ranks_if_asked(capsys: pytest.CaptureFixture[str]) -> None:
-    argv = [*ASK, "--gbs", "8", "--tp", "4", "--pp", "8", "--unfilled"]
+def test_fewer_micro_batches_than_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = [*ASK, "--gbs", "8", "--tp", "4", "--pp", "8"]
     found = data(capsys, *argv)
     assert found["bubble"] > 0.5
     assert max(rank["peak_in_flight"] for rank in found["ranks"]) == 4

@@ -13,6 +13,7 @@ import cyclopts
 
 import meshplan
 from meshplan.cli.help import HelpFormatter
+from meshplan.cli.progress import hush
 from meshplan.cli.sentences import sentence
 from meshplan.errors import MeshplanError
 from meshplan.report.screen import printable
@@ -86,6 +87,7 @@ def build() -> cyclopts.App:
 def run(argv: list[str]) -> int:
     """Run one command line; every way it can end becomes an exit code."""
     wants_json = _wants_json(argv)
+    hush(wants_json)
     if sys.stdout is None:  # closed by whoever started us
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
     _tolerate_narrow_encodings()
@@ -102,6 +104,9 @@ def run(argv: list[str]) -> int:
         _complain("interrupted", code, wants_json)
     except BrokenPipeError:  # the reader (head, less) has what it wanted
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except SystemExit as stop:  # what rich, which prints the help, makes of a broken pipe
+        if not isinstance(stop.__context__, BrokenPipeError):
+            raise
     except Exception as error:  # the outermost frame: a bug ends as a sentence too
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

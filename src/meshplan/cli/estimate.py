@@ -13,7 +13,7 @@ from meshplan.cli.flags import ClusterFlags, Order, SpaceFlags, WorkloadFlags
 from meshplan.cli.help import HelpFormatter
 from meshplan.cli.options import Json, OptionalCount, option, read_degree, read_kind, read_recompute
 from meshplan.cli.question import Question, check_recompute, question
-from meshplan.cli.run_flags import RunFlags
+from meshplan.cli.run_flags import RunFlags, need_tokens
 from meshplan.cost.full.explain import Explanation
 from meshplan.cost.full.model import FullModel
 from meshplan.cost.full.stack import load_stack
@@ -150,6 +150,7 @@ def estimate(
     download
         Fetch the config.json of an unknown model from the Hugging Face hub.
     """
+    need_tokens(run or RunFlags())
     full = FullModel(stack=load_stack(stack))
     asked = question(
         model, cluster or ClusterFlags(), workload or WorkloadFlags(), SpaceFlags(), download=download

@@ -16,6 +16,7 @@ from meshplan.cli.help import HelpFormatter
 from meshplan.cli.options import Count, Json, OptionalCount
 from meshplan.cli.output import write_file
 from meshplan.cli.plan_text import read_plan
+from meshplan.cli.progress import hushed
 from meshplan.cli.question import Question, question
 from meshplan.cluster.presets import cluster_of
 from meshplan.cost.full.model import FullModel
@@ -224,7 +225,8 @@ def _price(full: FullModel, asked: Question, spec: Any) -> dict[str, Any]:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr)
+    if not hushed():
+        print(text, file=sys.stderr)
 
 
 def launchers(name: str, engine: str, *, nodes: int, node_rank: int, address: str, sbatch: str) -> Any:

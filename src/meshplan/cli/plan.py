@@ -16,7 +16,7 @@ from meshplan.cli.options import Count, Format, Json
 from meshplan.cli.progress import progress
 from meshplan.cli.question import Question, question
 from meshplan.cli.report import Language
-from meshplan.cli.run_flags import RunFlags, StudyFlags
+from meshplan.cli.run_flags import RunFlags, StudyFlags, need_tokens
 from meshplan.cli.variants import best_first, only_variant, variants_of
 from meshplan.cost.models import COST_MODELS, DEFAULT
 from meshplan.errors import InputError
@@ -134,6 +134,7 @@ def plan(
         )
         layout = asked.space.layout if space.layout is None else space.layout
         questions.append(replace(asked, space=replace(asked.space, layout=layout)))
+    need_tokens(run or RunFlags())
     keep_freed_memory()
 
     def ranked(asked: Question) -> Ranking:
@@ -180,7 +181,7 @@ def _studies(
     asked: Question, ranking: Ranking, study: StudyFlags, run: RunFlags, form: Format
 ) -> tuple[str, dict[str, Any]]:
     """What else was asked about the answer: text to print after it, and keys of the JSON."""
-    if study == StudyFlags() and run.tokens is None:
+    if study == StudyFlags() and need_tokens(run):
         return "", {}
     if form not in ("table", "json"):
         raise InputError(f"--format {form} is the ranking alone; use table or json with these flags")

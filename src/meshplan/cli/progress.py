@@ -7,12 +7,24 @@ from collections.abc import Callable
 
 QUIET_S = 1.0
 """Commands that are done by then say nothing; later ones not more often than this."""
+_told = {"hushed": False}
+
+
+def hush(on: bool) -> None:
+    """Whether nothing may be told: with ``--json``, whose standard error has errors as objects alone."""
+    _told["hushed"] = on
+
+
+def hushed() -> bool:
+    """Whether nothing may be told."""
+    return _told["hushed"]
 
 
 def progress() -> Callable[[str], None]:
-    """Tells what is being done, once a second; silent with ``MESHPLAN_NO_PROGRESS``."""
+    """Tells what is being done, once a second, on a terminal; silent with ``--json`` and with
+    ``MESHPLAN_NO_PROGRESS``."""
     last = time.monotonic()
-    silent = bool(os.environ.get("MESHPLAN_NO_PROGRESS"))
+    silent = hushed() or bool(os.environ.get("MESHPLAN_NO_PROGRESS")) or not sys.stderr.isatty()
 
     def told(text: str) -> None:
         nonlocal last

@@ -82,12 +82,13 @@ def _cluster(flags: dict[str, Any], job: Job) -> Cluster:
     gpus = flags.get("gpus")
     source = job.cluster if file is None else file
     if isinstance(source, str):
+        found = load_cluster(source, gpus=gpus)  # first: a file that is not there contradicts nothing
         for name, flag in MACHINE_FLAGS.items():
             if name in flags:
                 raise InputError(
                     f"{flag} contradicts the cluster file '{source}', which says it too; drop one"
                 )
-        return load_cluster(source, gpus=gpus)
+        return found
     if source is None:
         _need(flags, {"gpu": "--gpu", "gpus": "--gpus"}, "cluster", job)
         return cluster_of(

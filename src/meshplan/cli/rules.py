@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from meshplan.cli.help import HelpFormatter
 from meshplan.cli.options import Framework, Json
 from meshplan.plan.rules import REGISTRY, rule_named, rules_of, warnings_of
-from meshplan.report.rules_view import rule_data, rule_text, rules_data, rules_text
+from meshplan.report.rules_view import rule_text, rules_data, rules_text
 from meshplan.report.screen import Screen
 
 app = cyclopts.App(name="rules", help_formatter=HelpFormatter())
@@ -36,7 +36,8 @@ def rules(
     """
     if rule is not None:
         found = rule_named(rule)
-        _show(json.dumps(rule_data(found), indent=2) + "\n" if json_ else rule_text(found, Screen.of()))
+        one = rules_data((found,), framework or "any")  # the shape of the list
+        _show(json.dumps(one, indent=2) + "\n" if json_ else rule_text(found, Screen.of()))
         return 0
     listed = tuple(REGISTRY.values())
     if framework is not None:

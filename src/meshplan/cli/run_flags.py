@@ -1,7 +1,7 @@
 """Flags of a whole training run, and of what else `meshplan plan` can say about its answer."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
 from cyclopts import Group, Parameter
@@ -105,6 +105,19 @@ class StudyFlags:
     explain_steps: Annotated[
         bool, Parameter(negative=(), help="How an expert would get there, and where the search differs.")
     ] = False
+
+
+def need_tokens(flags: RunFlags) -> bool:
+    """Whether no whole run is asked for; raises ``InputError`` where other flags describe one."""
+    if flags.tokens is not None:
+        return False
+    usual = RunFlags()
+    idle = [f.name for f in fields(RunFlags) if getattr(flags, f.name) != getattr(usual, f.name)]
+    if idle:
+        names = ["--no-failures" if name == "failures" else f"--{name.replace('_', '-')}" for name in idle]
+        are = "is" if len(names) == 1 else "are"
+        raise InputError(f"{', '.join(names)} {are} about a whole run; say how long with --tokens 15T")
+    return True
 
 
 def reliability_of(flags: RunFlags) -> Reliability | None:

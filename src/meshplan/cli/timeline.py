@@ -70,7 +70,6 @@ def timeline(
     compare: Names = None,
     svg: Annotated[Path | None, Parameter(metavar="FILE")] = None,
     trace: Annotated[Path | None, Parameter(metavar="FILE")] = None,
-    unfilled: Flag = False,
     stack: Annotated[str, Parameter(metavar="NAME")] = STACK,
     json_: Json = False,
     download: Flag = False,
@@ -91,8 +90,6 @@ def timeline(
         Write the timeline to this file as a picture.
     trace
         Write it as a Chrome trace, for Perfetto: a process a rank, arrows between stages, memory.
-    unfilled
-        Accept fewer micro-batches than pipeline ranks.
     stack
         Software that runs the training: megatron-core-2025, torchtitan …
     download
@@ -106,9 +103,9 @@ def timeline(
     torch = full.stack.family == "torch"
     if compare:
         _refuse_with_compare(flags, {"--svg": svg, "--trace": trace})
-        runs = [(name, _compared(full, asked, flags, name, torch, unfilled)) for name in compare]
+        runs = [(name, _compared(full, asked, flags, name, torch)) for name in compare]
         return _show_comparison(runs, as_json=json_)
-    found = _run(full, asked, plan_of(flags, asked, torch=torch), flags, unfilled=unfilled)
+    found = _run(full, asked, plan_of(flags, asked, torch=torch), flags)
     write_file(svg, lambda out: out.write(draw_svg(found.run, title=title(found))))
     write_file(trace, lambda out: write_trace(found.run, out, found.activations))
     if json_:
@@ -122,13 +119,13 @@ def timeline(
     return DOES_NOT_FIT
 
 
-def _run(full: FullModel, asked: Question, plan: Plan, flags: PlanFlags, *, unfilled: bool) -> PlanRun:
-    """Price and simulate one plan; a layout that was not given is the best one."""
+def _run(full: FullModel, asked: Question, plan: Plan, flags: PlanFlags) -> PlanRun:
+    """Price and simulate one plan, however few its micro-batches; a layout not given is the best one."""
     setting = Setting(asked.model, asked.cluster, asked.workload)
     batches = asked.workload.gbs // (plan.dp * plan.mbs)
     name = plan.schedule.label
     make_order(
-        name, ranks=plan.pp, micro_batches=batches, unfilled=unfilled,
+        name, ranks=plan.pp, micro_batches=batches, unfilled=True,
         vp=plan.vp if SCHEDULES[name].vp is None else None,
         group=usual_group(name, ranks=plan.pp, micro_batches=batches, vp=plan.vp),
     )  # fmt: skip
@@ -137,9 +134,7 @@ def _run(full: FullModel, asked: Question, plan: Plan, flags: PlanFlags, *, unfi
     return PlanRun(setting=setting, costs=costs, pipelines=pipelines, run=pipelines.simulation(0))
 
 
-def _compared(
-    full: FullModel, asked: Question, flags: PlanFlags, name: str, torch: bool, unfilled: bool
-) -> PlanRun | str:
+def _compared(full: FullModel, asked: Question, flags: PlanFlags, name: str, torch: bool) -> PlanRun | str:
     """One schedule of a comparison, or why it cannot run."""
     kind = SCHEDULES[name]
     schedule = next(s for s in Schedule if s.label == name)
@@ -148,7 +143,7 @@ def _compared(
         vp = max(vp, 2)
     try:
         plan = plan_of(replace(flags, schedule=schedule, vp=vp), asked, torch=torch)
-        return _run(full, asked, plan, flags, unfilled=unfilled)
+        return _run(full, asked, plan, flags)
     except MeshplanError as error:
         return str(error)
 

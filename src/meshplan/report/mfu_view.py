@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshplan.cluster.gpu import Gpu
+from meshplan.errors import InputError
 from meshplan.model.flops import CONVENTIONS, flop_per_token
 from meshplan.model.model import Model
 from meshplan.report.model_view import default_seq
@@ -33,10 +34,21 @@ def mfu_data(
 ) -> dict[str, Any]:
     """MFU in every convention from tokens/s, or from TFLOP/s counted in each of them.
 
-    Raises ``InputError`` for a precision that the GPU does not have.
+    Raises ``InputError`` for a precision that the GPU does not have, and for a speed above its peak.
     """
     length = default_seq(model) if seq is None else seq
     peak = gpu.peak(precision)
+    least = min(flop_per_token(model, length, c, mtp=bool(model.mtp)) for c in CONVENTIONS)
+    if tokens_per_s is not None and tokens_per_s * least > peak:
+        raise InputError(
+            f"no GPU does that: one {gpu.name} at 100 % of its {precision} peak trains {model.name} at most"
+            f" at {peak / least:,.0f} tokens/s, not {tokens_per_s:,.0f}; --tokens-per-s is of one GPU"
+        )
+    if tflops is not None and tflops * 1e12 > peak:
+        raise InputError(
+            f"no GPU does that: one {gpu.name} does at most {peak / 1e12:,.0f} TFLOP/s in dense {precision},"
+            f" not {tflops:,.0f}; --tflops is of one GPU"
+        )
     rows = []
     for convention in CONVENTIONS:
         flop = flop_per_token(model, length, convention, mtp=bool(model.mtp))

@@ -61,6 +61,11 @@ def report_of_saved(saved: Mapping[str, Any], *, told: Told = lambda what: None)
         return _of_ranking(saved, told)
     if isinstance(saved.get("plan"), Mapping) and isinstance(saved.get("stages"), list):
         return report_of_estimate(saved)
+    if isinstance(saved.get("phases"), list):
+        raise InputError(
+            "a job of phases has no single report; plan one of its phases by its own --seq and --gbs"
+            " (`meshplan plan MODEL … --json`) and make the report of that"
+        )
     raise InputError("the saved answer is none of what plan, estimate and report print with --json")
 
 

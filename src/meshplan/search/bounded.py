@@ -21,6 +21,7 @@ from meshplan.search.candidates import DETAILS, MESH, PIPELINE, Columns, Join
 from meshplan.search.exists import closest_miss
 from meshplan.search.objective import complexity
 from meshplan.search.pool import Pool
+from meshplan.units import format_seconds
 
 LARGE = 150_000
 """Candidates after the rules about the mesh from which bounds are worth their cost."""
@@ -313,7 +314,7 @@ class Bounded:
         costs = self.cost_model.price(*self.setting, plans)
         self.pool.add(costs if known is None else costs.take(~known))
         self.priced += len(plans)
-        best = f", best {self.pool.least:.4g}" if np.isfinite(self.pool.least) else ""
+        best = f", best {format_seconds(self.pool.least)}" if np.isfinite(self.pool.least) else ""
         self._tell(f"{self.priced:,} plans priced{best}")
         return costs
 
