@@ -67,6 +67,17 @@ def framework_values(framework: str) -> dict[str, Any]:
     return {}
 
 
+def usual_shardings(framework: str) -> tuple[Sharding, ...]:
+    """Shardings that people try with a framework, the usual one first: ZeRO-1 and FSDP; all where each is one
+    setting's difference, as in FSDP2 and DeepSpeed."""
+    match framework:
+        case "torchtitan" | "pytorch" | "accelerate":
+            return (Sharding.ZERO3, Sharding.ZERO2, Sharding.DDP)
+        case "deepspeed":
+            return (Sharding.ZERO1, Sharding.ZERO3, Sharding.ZERO2)
+    return (Sharding.ZERO1, Sharding.ZERO3)
+
+
 def framework_defaults(framework: str, *, pp: int = 1) -> dict[str, Any]:
     """Fields of ``Plan`` as a framework sets them where the user says nothing."""
     limits = framework_values(framework)

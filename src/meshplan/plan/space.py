@@ -10,7 +10,7 @@ from meshplan.errors import InputError
 from meshplan.model.layers import LatentAttention, Mlp, Moe
 from meshplan.model.model import Model
 from meshplan.plan.divisors import divisors
-from meshplan.plan.frameworks import framework_values
+from meshplan.plan.frameworks import framework_values, usual_shardings
 from meshplan.plan.kinds import CpKind, Recompute, Schedule, Sharding
 from meshplan.plan.plans import AUTO_LAYERS, DEFAULT_ORDER
 from meshplan.plan.rules.rule import Setting
@@ -22,11 +22,11 @@ SIZES: tuple[Size, ...] = ("plain", "small", "full")
 Layout = Literal["even", "auto"]
 
 MOST_TOKENS = 65536
-"""Tokens in a micro-batch that the full space tries at most, unless one sequence has more."""
+"""Tokens in a micro-batch that the small and the full space try at most, unless few sequences have more."""
 LEAST_TOKENS = 256
 """Tokens that a context-parallel rank keeps at least there."""
-SMALL_BATCH = 8
-"""Sequences in a micro-batch that the small space tries at most."""
+LEAST_BATCH = 8
+"""Sequences in a micro-batch that the small and the full space try at least, however long they are."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,10 +98,10 @@ class Space:
         """A space of a size for a model, with some dimensions ``given``, within what a framework can express.
 
         ``plain``: every divisor as a degree, 1F1B, ZeRO-1, as few layers recomputed as fit. ``small``: what
-        people run: tp inside a node, virtual stages, up to eight sequences a micro-batch, FSDP beside
-        ZeRO-1. ``full``: every choice there is: all schedules, kinds of context parallelism, shardings
-        with their replicas, etp, sets of modules to recompute, micro-batches of up to 65,536 tokens,
-        256 or more tokens on a context-parallel rank.
+        people run: tp inside a node, virtual stages, micro-batches of up to 65,536 tokens or eight
+        sequences, 256 or more tokens on a context-parallel rank, FSDP beside ZeRO-1, or the shardings that
+        a framework has instead. ``full``: every choice there is within these limits: all schedules, kinds
+        of context parallelism, shardings with their replicas, etp, sets of modules to recompute.
         """
         found: dict[str, Any] = {}
         if size != "plain":
@@ -109,7 +109,7 @@ class Space:
         if size == "small":
             found |= {
                 "schedule": (Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED),
-                "sharding": (Sharding.ZERO1, Sharding.ZERO3),
+                "sharding": usual_shardings(framework),
             }
         if size == "full":
             found |= {
@@ -166,7 +166,7 @@ def _degrees(setting: Setting, size: Size) -> dict[str, tuple[Any, ...]]:
     found["cp"] = tuple(d for d in all_degrees if d == 1 or seq // d >= LEAST_TOKENS)
     found["etp"] = in_node if experts else (1,)
     found["vp"] = tuple(range(1, max(len(model.layers) // 2, 1) + 1))
-    sequences = SMALL_BATCH if size == "small" else max(MOST_TOKENS // seq, 1)
+    sequences = max(MOST_TOKENS // seq, LEAST_BATCH)
     found["mbs"] = tuple(b for b in found["mbs"] if b <= sequences)
     return found
 
