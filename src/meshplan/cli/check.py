@@ -2,27 +2,44 @@
 
 import json
 import sys
+from dataclasses import replace
 from typing import Annotated
 
 import cyclopts
 from cyclopts import Parameter
 
-from meshplan.cli.estimate import V_KINDS, PlanFlags
+from meshplan.cli.estimate import STACK, V_KINDS, PlanFlags
 from meshplan.cli.flags import ClusterFlags, SpaceFlags, WorkloadFlags
 from meshplan.cli.help import HelpFormatter
 from meshplan.cli.options import Framework, Json
 from meshplan.cli.question import Question, check_recompute, question
+from meshplan.cost.full.model import FullModel
+from meshplan.cost.full.stack import load_stack
+from meshplan.errors import InputError
+from meshplan.export.megatron_plan import pipeline_options
 from meshplan.model.layers import Moe
 from meshplan.plan.frameworks import framework_defaults
 from meshplan.plan.kinds import Schedule, Sharding
 from meshplan.plan.plans import DEFAULT_ORDER, Plan
+from meshplan.plan.rules import LAYERS_DIVIDE_PP, LAYERS_DIVIDE_VP, Rule, Setting, rule_named
 from meshplan.report.rules_view import check_data, check_text
 from meshplan.report.screen import Screen
-from meshplan.search.check import check_plan
+from meshplan.schedule.layout_string import even_split
+from meshplan.search.check import Check, check_plan
+from meshplan.search.one import price_one
 
 app = cyclopts.App(name="check", help_formatter=HelpFormatter())
 
 INVALID = 1
+UNEVEN = ("any", "megatron", "megatron-bridge", "torchtitan", "pytorch")
+"""Frameworks that take stages of unequal layers when told; for the others layers must divide."""
+EVEN_RULES = (LAYERS_DIVIDE_PP, LAYERS_DIVIDE_VP)
+BRIDGE = {
+    "--decoder-first-pipeline-num-layers": "num_layers_in_first_pipeline_stage",
+    "--decoder-last-pipeline-num-layers": "num_layers_in_last_pipeline_stage",
+    "--pipeline-model-parallel-layout": "pipeline_model_parallel_layout",
+}
+"""Megatron's flags as fields of Megatron Bridge."""
 
 
 @app.default
@@ -56,21 +73,45 @@ def check(
         model, cluster or ClusterFlags(), workload or WorkloadFlags(), SpaceFlags(), download=download
     )
     flags = plan or PlanFlags()
-    chosen = plan_from(flags, asked, framework)
-    found = check_plan(
-        asked.model,
-        asked.cluster,
-        asked.workload,
-        chosen,
-        framework=framework,
-        order=flags.order or DEFAULT_ORDER,
-    )
-    notes = _notes(flags, chosen, asked, framework)
+    found = _checked(plan_from(flags, asked, framework), asked, framework, flags.order or DEFAULT_ORDER)
+    notes = _notes(flags, found.plan, asked, framework)
     if json_:
         print(json.dumps(check_data(found, notes), indent=2, allow_nan=False))
     else:
         sys.stdout.write(check_text(found, Screen.of(), notes))
     return 0 if found.valid else INVALID
+
+
+def _checked(plan: Plan, asked: Question, framework: str, order: tuple[str, ...]) -> Check:
+    """The plan against the rules; layers that do not divide are cut as ``meshplan plan`` cuts them, where
+    no layout was asked for and the framework can be told one."""
+    setting = Setting(asked.model, asked.cluster, asked.workload)
+    layers, stages = len(asked.model.layers), plan.pp * plan.vp
+    without: tuple[Rule, ...] = ()
+    if plan.layout is None and layers % stages and stages <= layers + 2 and framework in UNEVEN:
+        without = (*EVEN_RULES, *((rule_named("stages-have-layers"),) if stages > layers else ()))
+    found = check_plan(*setting, plan, framework=framework, order=order, without=without)
+    if not without or not found.valid:
+        return found
+    try:
+        plans = price_one(FullModel(stack=load_stack(STACK)), setting, plan, order=order, cut=True).plans
+        layout = plans.layouts[int(plans.layout[0])]
+    except InputError:  # valid as arithmetic goes, but nothing that can be priced
+        layout = even_split(layers, stages)
+    return check_plan(*setting, replace(plan, layout=tuple(layout)), framework=framework, order=order)
+
+
+def _layout_note(plan: Plan, asked: Question, framework: str) -> str:
+    """How layers that do not divide were cut, and what the framework must be told."""
+    note = f"{len(asked.model.layers)} layers do not divide over {plan.pp * plan.vp} stages, and were cut as"
+    note += f" `meshplan plan` does: --layout {','.join(map(str, plan.layout or ()))}"
+    if framework.startswith("megatron"):
+        options = pipeline_options(plan, len(asked.model.layers), len(asked.model.mtp))
+        words = [" ".join((BRIDGE[o[0]] if framework != "megatron" else o[0], *o[1:])) for o in options]
+        note += f"; Megatron by itself refuses them (old versions lost layers): give it {' '.join(words)}"
+    elif framework == "torchtitan":
+        note += "; give torchtitan module_fqns_per_model_part, as `meshplan export --to torchtitan` writes it"
+    return note
 
 
 def plan_from(flags: PlanFlags, asked: Question, framework: str) -> Plan:
@@ -118,6 +159,8 @@ def _offload_notes(plan: Plan, framework: str) -> list[str]:
 
 def _notes(flags: PlanFlags, plan: Plan, asked: Question, framework: str) -> list[str]:
     notes = []
+    if flags.layout is None and plan.layout is not None:
+        notes.append(_layout_note(plan, asked, framework))
     experts = any(isinstance(layer.mlp, Moe) for layer in asked.model.layers)
     if framework in ("megatron", "megatron-bridge") and experts and plan.tp > 1 and flags.etp is None:
         notes.append(

@@ -59,14 +59,17 @@ def check_plan(
     *,
     framework: str = "any",
     order: tuple[str, ...] = DEFAULT_ORDER,
+    without: tuple[Rule, ...] = (),
 ) -> Check:
     """The plan against all rules of a framework (``any``: those of arithmetic alone).
 
-    Every fix was itself checked against all of them. Raises ``UnknownNameError`` for a framework nobody
+    Every fix was itself checked against all of them. ``without``: rules not to ask about.
+    Raises ``UnknownNameError`` for a framework nobody
     knows.
     """
     setting = Setting(model, cluster, workload)
-    rules, warnings = rules_of(framework), warnings_of(framework)
+    rules = tuple(rule for rule in rules_of(framework) if rule not in without)
+    warnings = warnings_of(framework)
     wrong = broken(setting, plan, rules, order=order)
     unwise = broken(setting, plan, warnings, order=order)
     findings = [Finding(rule=rule, sentence=rule.explain(setting, plan, order)) for rule in wrong]
