@@ -149,10 +149,11 @@ def search(
             *other,
             space=wider,
             cost_model=cost_model,
-            keep=1,
             advise=False,
             objective=objective,
-            fidelity="estimate",
+            fidelity=fidelity,
+            sure=1,
+            band=band,
         )
 
     nothing = nothing_left(ranking, setting, funnel, works)
