@@ -31,7 +31,7 @@ def states(data: dict[str, Any]) -> float:
 def test_megatron_606_out_of_memory_even_at_64_tokens(capsys: pytest.CaptureFixture[str]) -> None:
     """LLaMA 2 7B on eight A100 of 40 GB: 47.1 GiB of states; 28.2 with tp 2."""
     run = "llama-2-7b --gpu a100-40gb --gpus 8 --seq 64 --gbs 8"
-    data = asked(capsys, f"why-not {run} --tp 1 --pp 1 --mbs 1 --cp 1", (1,))
+    data = asked(capsys, f"why-not {run} --tp 1 --pp 1 --mbs 1 --cp 1 --space plain", (1,))
     assert data["verdict"] == "memory"
     assert states(data["plan"]) / GIB == pytest.approx(47.1, rel=0.005)
     single = [fix["changes"] for fix in data["fixes"] if len(fix["changes"]) == 1]
@@ -63,7 +63,8 @@ def test_megatron_2762_qwen3_30b_on_one_node(capsys: pytest.CaptureFixture[str])
     """Out of memory with ZeRO-1 and no recomputing (71.5 GiB of states with ep 8); fits fully sharded, or on
     32 GPUs with ep 16 (29.4 GiB)."""
     run = "qwen3-30b-a3b --gpu h100-sxm --seq 4096 --gbs 64 --tp 1 --pp 1"
-    one = asked(capsys, f"why-not {run} --gpus 8 --ep 8 --etp 1 --cp 1 --mbs 1 --recompute none", (1,))
+    flags = "--gpus 8 --ep 8 --etp 1 --cp 1 --mbs 1 --recompute none --space plain"
+    one = asked(capsys, f"why-not {run} {flags}", (1,))
     assert one["verdict"] == "memory"
     assert states(one["plan"]) / GIB == pytest.approx(71.5, rel=0.005)
     changed = {change["name"] for fix in one["fixes"] for change in fix["changes"]}

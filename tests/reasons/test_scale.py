@@ -53,6 +53,7 @@ def test_points_are_searches_of_their_own_and_shares_sum_to_one(cost_model: str)
     case = Case(
         model=load_model("llama-3.1-8b"), cluster=cluster_of("h100-sxm", 64),
         workload=Workload(seq=8192, gbs=128), space=Space(), cost_model=model,
+        ties=False,
     )  # fmt: skip
     found = scaling(case, [8, 24, 64], [128, 48])
     assert list(found.curves) == ["strong, gbs 128", "strong, gbs 48", "weak, gbs 128 on 8"]

@@ -27,7 +27,7 @@ def case(
 ) -> Case:  # fmt: skip
     return Case(
         model=load_model(model), cluster=cluster_of(gpu, gpus), workload=Workload(seq=seq, gbs=gbs),
-        space=Space(), cost_model=cost_model_named(cost_model),
+        space=Space(), cost_model=cost_model_named(cost_model), ties=False,
     )  # fmt: skip
 
 
@@ -128,7 +128,7 @@ def _eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     ("flags", "code", "words"),
     [
         (["--tp", "1", "--pp", "8"], 0, "it fits, and is slower"),
-        (["--tp", "1", "--pp", "1", "--cp", "1"], 1, "does not fit"),
+        (["--tp", "1", "--pp", "1", "--cp", "1", "--space", "plain"], 1, "does not fit"),
         (["--tp", "3"], 1, "not valid: no such plan can run"),
         (["--plan", "tp8,pp1,ring"], 0, "it fits"),
         (["--tp", "8", "--plan", "no-sp"], 0, "it fits"),

@@ -31,10 +31,10 @@ from meshplan.report.launch_view import export_data, export_text
 from meshplan.report.screen import Screen
 from meshplan.search.fidelity import simulate_all
 from meshplan.search.objective import Objective
+from meshplan.search.planned import planned
 from meshplan.search.ranking import Ranking
 from meshplan.search.reasons_compare import with_memory
 from meshplan.search.same import no_effect_rules
-from meshplan.search.search import search
 from meshplan.units import format_bytes
 
 app = cyclopts.App(name="export")
@@ -103,7 +103,8 @@ def best_plans(
     advise: bool = True,
     objective: Objective = "step",
 ) -> Ranking:
-    """The plans that a target can express and would accept, fastest first (or by another ``objective``).
+    """The plans that a target can express and would accept, in the order of ``meshplan plan`` (or by another
+    ``objective``).
 
     ``chosen`` holds fields of ``Space`` whose values are given. ``framework``: another one whose rules the
     plans must satisfy instead. The first ``sure`` are simulated.
@@ -114,8 +115,8 @@ def best_plans(
     space = Space.of(size, setting.model, target, **{**shardings, **chosen})
     own = () if framework == "any" else framework_rules(framework or target)
     rules = dict.fromkeys((*own, *(rule for rule in rules_of("any") if not rule.written or not own)))
-    return search(
-        *setting,
+    return planned(
+        setting,
         space=space,
         cost_model=cost_model,
         rules=(*rules, *no_effect_rules(space.values(setting), open_vp=space.vp is None)),

@@ -164,7 +164,8 @@ class SizeFlags:
         Literal["plain", "small", "full"] | None,
         Parameter(
             metavar="SIZE",
-            help="plain: degrees alone; small: also virtual stages and FSDP; full: every choice.",
+            help="plain: degrees alone; small: also virtual stages and FSDP; full: every choice"
+            " (default: small, for handbook plain).",
         ),
     ] = None
     framework: Annotated[

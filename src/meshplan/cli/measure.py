@@ -202,9 +202,11 @@ def _best(
     """The best plans of a search that the engine can run."""
     if top is None or asked is None:
         raise InputError("give plans with --plan, or --top with a cluster (--gpu and --gpus, or --cluster)")
-    from meshplan.search.search import search
+    from meshplan.plan.rules import Setting
+    from meshplan.search.planned import planned
 
-    ranking = search(asked.model, asked.cluster, asked.workload, space=asked.space, cost_model=full)
+    setting = Setting(asked.model, asked.cluster, asked.workload)
+    ranking = planned(setting, space=asked.space, cost_model=full)
     runs = [
         p
         for p in ranking

@@ -20,18 +20,18 @@ from meshplan.cli.run_flags import RunFlags, StudyFlags, need_tokens
 from meshplan.cli.variants import best_first, only_variant, variants_of
 from meshplan.cost.models import COST_MODELS, DEFAULT
 from meshplan.errors import InputError
+from meshplan.plan.rules import Setting
 from meshplan.report.parts import step_time
 from meshplan.report.plan_rows import flat, ranking_data
 from meshplan.report.plan_view import plan_markdown, plan_names, plan_text
 from meshplan.report.screen import Screen
 from meshplan.report.table import csv_text
 from meshplan.report.variants_view import variants_data, variants_text
-from meshplan.search.band import ranking_band
-from meshplan.search.fidelity import Fidelity, can_simulate
+from meshplan.search.fidelity import Fidelity
 from meshplan.search.heap import keep_freed_memory
 from meshplan.search.objective import Objective
+from meshplan.search.planned import planned
 from meshplan.search.ranking import Nothing, Ranking
-from meshplan.search.search import search
 
 app = cyclopts.App(name="plan")
 
@@ -130,7 +130,6 @@ def plan(
             cost_model=cost_model,
             download=download,
             size=size,
-            usual="plain" if cost_model == "handbook" else "small",  # the textbook knows no more
         )
         layout = asked.space.layout if space.layout is None else space.layout
         questions.append(replace(asked, space=replace(asked.space, layout=layout)))
@@ -138,16 +137,14 @@ def plan(
     keep_freed_memory()
 
     def ranked(asked: Question) -> Ranking:
-        found = search(
-            asked.model,
-            asked.cluster,
-            asked.workload,
+        found = planned(
+            Setting(asked.model, asked.cluster, asked.workload),
             space=asked.space,
             cost_model=asked.cost_model,
-            fidelity=fidelity or ("simulate" if can_simulate(asked.cost_model) else "estimate"),
+            fidelity=fidelity,
             sure=min(top, MOST_SURE),
             objective=objective,
-            band=ranking_band(asked.cost_model.name, asked.model) if ties else 0.0,
+            ties=ties,
             told=progress(),
         )
         return found.take(np.flatnonzero(found.pareto)) if pareto else found

@@ -15,12 +15,10 @@ from meshplan.errors import InputError
 from meshplan.model.load import load_model
 from meshplan.model.model import Model
 from meshplan.plan.plans import ALL_LAYERS
-from meshplan.plan.space import Size, Space
+from meshplan.plan.space import Space
 from meshplan.plan.workload import Workload
-from meshplan.search.bounds import can_bound
+from meshplan.search.planned import usual_size
 
-USUAL_SIZE: Size = "plain"
-"""The space that is searched unless another is asked for."""
 MACHINE_FLAGS = {"gpu": "--gpu", "nic": "--nic", "gpus_per_node": "--gpus-per-node"}
 
 
@@ -44,25 +42,24 @@ def question(
     cost_model: str | None = None,
     download: bool = False,
     size: SizeFlags | None = None,
-    usual: Size = USUAL_SIZE,
 ) -> Question:
     """Read a model argument (a model, or a job file) and flags; raises ``InputError``.
 
-    ``size``: how many plans to look at and for which framework; ``usual``: the size unless the flags say
-    another, for cost models that can price such plans.
+    ``size``: how many plans to look at and for which framework (default: as ``usual_size`` says).
     """
     job = load_job(what) if is_job_file(what) else Job(path="", model=what)
     if job.model is None:
         raise InputError(f"{job.where}: model is missing")
     read, size = load_model(job.model, download=download), size or SizeFlags()
     prices = cost_model_named(cost_model or job.cost_model or DEFAULT)
-    usual = usual if can_bound(prices) else "plain"
     for layers, _ in space.recompute or job.space.get("recompute", ()):
         check_recompute(layers, len(read.layers), read.name)
     return Question(
         cluster=_cluster(given(cluster), job),
         workload=_workload({**job.workload, **given(workload)}, job),
-        space=Space.of(size.space or usual, read, size.framework or "any", **{**job.space, **given(space)}),
+        space=Space.of(
+            size.space or usual_size(prices), read, size.framework or "any", **{**job.space, **given(space)}
+        ),
         cost_model=prices,
         model=read,
     )

@@ -27,8 +27,7 @@ from meshplan.plan.rules import Setting
 from meshplan.plan.space import Space
 from meshplan.report.read_view import Better, read_data, read_text_view
 from meshplan.report.screen import Screen
-from meshplan.search.fidelity import can_simulate
-from meshplan.search.search import search
+from meshplan.search.planned import planned
 
 app = cyclopts.App(name="read")
 
@@ -216,15 +215,9 @@ def _job_file(file: str, cluster: ClusterFlags, workload: WorkloadFlags, *, json
         precision = None if workload.precision is None else (workload.precision,)
         same = WorkloadsFlags(seq=workload.seq, gbs=workload.gbs, precision=precision, **habits(workload))
         return plan(file, cluster=cluster, workload=same, top=3, json_=json_)
-    asked = question(file, cluster, workload, SpaceFlags(), usual="small")
+    asked = question(file, cluster, workload, SpaceFlags())
     setting = Setting(asked.model, asked.cluster, asked.workload)
-    ranking = search(
-        *setting,
-        space=asked.space,
-        cost_model=asked.cost_model,
-        fidelity="simulate" if can_simulate(asked.cost_model) else "estimate",
-        sure=1,
-    )
+    ranking = planned(setting, space=asked.space, cost_model=asked.cost_model)
     if not len(ranking):
         reason = "no plan is left" if ranking.nothing is None else ranking.nothing.reason
         print(f"error: {reason}", file=sys.stderr)

@@ -103,7 +103,6 @@ def scale(
         stack=stack,
         download=download,
         size=size,
-        usual="small",  # as for plan, whose first plans these are
     )
     keep_freed_memory()
     batches = batches or (case.workload.gbs,)

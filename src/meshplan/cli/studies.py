@@ -39,7 +39,8 @@ def studies_of(
     asked: Question, ranking: Ranking, study: StudyFlags, run: RunFlags, screen: Screen
 ) -> Studies:
     """Everything the flags ask for about ``ranking``. Raises ``InputError``."""
-    case, found = replace(case_of(asked, None), simulate=ranking.simulated is not None), Studies()
+    case = case_of(asked, None)
+    case, found = replace(case, simulate=ranking.simulated is not None, ties=ranking.band > 0), Studies()
     best = ranking.costs.take(slice(0, 1)) if len(ranking) else None
     if study.explain_steps:
         steps = walk(case)

@@ -69,7 +69,6 @@ def why(
         stack=stack,
         download=download,
         size=size,
-        usual="small",  # as for plan, whose first plans these are
     )
     keep_freed_memory()
     told = progress()

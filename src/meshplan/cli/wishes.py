@@ -6,16 +6,15 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from meshplan.cli.flags import ClusterFlags, SizeFlags, SpaceFlags, WorkloadFlags, given
-from meshplan.cli.question import USUAL_SIZE, Question, question
+from meshplan.cli.question import Question, question
 from meshplan.cost.full.model import FullModel
 from meshplan.cost.full.stack import load_stack
 from meshplan.cost.models import COST_MODELS, DEFAULT
 from meshplan.errors import InputError
 from meshplan.model.model import Model
-from meshplan.plan.space import Size, Space
+from meshplan.plan.space import Space
 from meshplan.report.band import error_band
 from meshplan.report.plan_key import read_plan
-from meshplan.search.band import ranking_band
 from meshplan.search.fidelity import can_simulate
 from meshplan.search.reasons import Case, Wish
 
@@ -44,10 +43,8 @@ def asked_case(
     stack: str | None,
     download: bool,
     size: SizeFlags | None = None,
-    usual: Size = USUAL_SIZE,
 ) -> Case:
-    """The question of the usual flags; ``usual``: the size of the space unless they say another. Raises
-    ``InputError``."""
+    """The question of the usual flags. Raises ``InputError``."""
     asked = question(
         model,
         cluster or ClusterFlags(),
@@ -56,7 +53,6 @@ def asked_case(
         cost_model=cost_model,
         download=download,
         size=size,
-        usual=usual,
     )
     return case_of(asked, stack)
 
@@ -75,7 +71,6 @@ def case_of(asked: Question, stack: str | None) -> Case:
         space=asked.space,
         cost_model=model,
         simulate=can_simulate(model),
-        band=ranking_band(model.name, asked.model),
     )
 
 

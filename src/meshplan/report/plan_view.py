@@ -15,6 +15,7 @@ from meshplan.report.screen import Screen, bar, printable
 from meshplan.report.table import Column, least_width, markdown, table
 from meshplan.schedule.layout_string import short_layout
 from meshplan.search.band import error_band
+from meshplan.search.objective import ROOMY
 from meshplan.search.pool import first_of_mesh
 from meshplan.search.ranking import Ranking
 from meshplan.units import format_bandwidth, format_bytes
@@ -28,8 +29,6 @@ LONGEST_LAYOUT = 16
 
 WISHED = 2.0
 """A plan that does not fit is worth a word if it takes less than this multiple of the fastest one's time."""
-ROOMY = 0.95
-"""Share of the memory up to which a plan is taken to fit for certain: the rest is the usual error."""
 
 
 def plan_text(ranking: Ranking, top: int, screen: Screen) -> str:

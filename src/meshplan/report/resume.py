@@ -29,6 +29,7 @@ from meshplan.report.plan_rows import workload_of
 from meshplan.report.plan_view import plan_names
 from meshplan.report.saved import is_ranking, order_of_data, plan_of_data
 from meshplan.report.studies import Told
+from meshplan.search.fidelity import SURE
 from meshplan.search.ranking import Ranking
 from meshplan.search.search import search
 
@@ -103,7 +104,7 @@ def _asked_again(saved: Mapping[str, Any]) -> tuple[Ranking, CostModel]:
     space = Space.of(size, model, framework, order=order_of_data(saved["order"]))
     again = search(
         model, cluster, workload, space=space, cost_model=cost_model, advise=False,
-        fidelity=saved.get("fidelity", {}).get("kind", "estimate"), sure=max(len(saved["plans"]), 1),
+        fidelity=saved.get("fidelity", {}).get("kind", "estimate"), sure=max(len(saved["plans"]), SURE),
         objective=saved.get("objective", "step"), band=float(saved.get("tie_band", 0.0)),
     )  # fmt: skip
     return again, cost_model

@@ -37,7 +37,7 @@ def case_of(ranking: Ranking, cost_model: CostModel) -> Case:
         space=ranking.space,
         cost_model=cost_model,
         simulate=ranking.simulated is not None,
-        band=ranking.band,
+        ties=ranking.band > 0,
     )
 
 

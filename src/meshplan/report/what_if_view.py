@@ -51,10 +51,10 @@ def what_if_lines(found: WhatIf, screen: Screen) -> list[str]:
 def _rows(found: WhatIf) -> Iterator[tuple[str, int, Costs | None]]:
     """What the plan is, the tokens of its step, and its price."""
     before, after = found.before, found.after
-    yield "fastest before", before.workload.tokens, _best(before)
+    yield "best before", before.workload.tokens, _best(before)
     if found.old_then is not None:
         yield "that plan after", after.workload.tokens, found.old_then
-    yield "fastest after", after.workload.tokens, _best(after)
+    yield "best after", after.workload.tokens, _best(after)
 
 
 def _best(ranking: Ranking) -> Costs | None:

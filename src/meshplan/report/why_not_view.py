@@ -142,27 +142,46 @@ def _verdict(case: Case, found: WhyNot, tie: float | None, screen: Screen) -> It
                 text = f"{format_bytes(float(values[0]))} {part.replace('_', ' ')}"
                 yield from indented(f"{text}{f': {because}' if because else ''}", screen)
         case "best":
-            yield screen.bold("it is the fastest plan")
+            yield from _best(found, tie, screen)
         case "slower":
             yield from _slower(found, tie, screen)
+
+
+def _best(found: WhyNot, tie: float | None, screen: Screen) -> Iterator[str]:
+    """That it is the plan that ``meshplan plan`` puts first, or as good as that one."""
+    assert found.answer.costs is not None
+    own, first = found.answer.costs, found.ranking.costs.take(slice(0, 1))
+    fastest = found.rank == 1
+    name = plan_names(first.plans, first.plans.order)[0] if len(found.ranking) else ""
+    if not name or plan_names(own.plans, own.plans.order)[0] == name:
+        yield screen.bold(f"it is the best plan{'' if fastest else ': the simplest of the fastest'}")
+        return
+    less = 1 - float(own.step_s[0]) / float(first.step_s[0])
+    yield screen.bold(f"it fits, and is {'the fastest plan' if fastest else 'one of the fastest plans'}")
+    within = "" if tie is None else f" of ±{tie:.1%}"
+    yield from wrap(
+        f"It takes {less:.1%} less than {' '.join(name.split())}, which comes first because it is simpler or"
+        f" leaves more memory: the two are tied within the model's usual error{within}.",
+        screen.width,
+    )
 
 
 def _slower(found: WhyNot, tie: float | None, screen: Screen) -> Iterator[str]:
     assert found.comparison is not None
     a, b = float(found.comparison.a.step_s[0]), float(found.comparison.b.step_s[0])
     yield screen.bold(
-        f"it fits, and is slower: {step_time(b)} a step, {b / a - 1:.1%} more than the fastest's"
+        f"it fits, and is slower: {step_time(b)} a step, {b / a - 1:.1%} more than the best plan's"
         f" {step_time(a)}"
     )
     best = found.comparison.a.plans
     rank = f"{found.rank:,}" if found.rank is not None else f"more than {len(found.ranking):,}"
     name = plan_names(best, best.order)[0]
-    place = f"number {rank} of {found.ranking.counts.feasible:,}; the fastest is A, {name}; this one is B"
+    place = f"number {rank} of {found.ranking.counts.feasible:,}; the best is A, {name}; this one is B"
     yield from wrap(place, screen.width)
     yield from wrap(summary(found.comparison), screen.width)
     if tie is not None and b / a - 1 <= tie:
         yield from wrap(
-            f"The model is usually off by ±{tie:.0%}: the two are tied until somebody measures them.",
+            f"The model is usually off by ±{tie:.1%}: the two are tied until somebody measures them.",
             screen.width,
         )
 

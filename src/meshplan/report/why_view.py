@@ -132,9 +132,9 @@ def _verdict(found: Comparison, tie: float | None) -> str:
     if tie is not None:
         within = abs(found.slower) <= tie
         text += (
-            f" That is within the ±{tie:.0%} by which the model is usually off: they are tied until measured."
+            f" That is within the ±{tie:.1%} by which the model is usually off: they are tied until measured."
             if within
-            else f" The model is usually off by ±{tie:.0%}, less than that."
+            else f" The model is usually off by ±{tie:.1%}, less than that."
         )
     return text
 
@@ -263,7 +263,16 @@ def flip_words(flip: Flip) -> str:
     form = forms[flip.name]
     a = f"A {step_time(flip.a_step_s)}" if flip.fits_a else "A does not fit"
     b = f"B {step_time(flip.b_step_s)}" if flip.fits_b else "B does not fit"
-    return f"{flip.title} {form(flip.value)} instead of {form(flip.now)} ({flip.factor:.2g} ×): {b}, {a}"
+    return f"{flip.title} {form(flip.value)} instead of {form(flip.now)} ({_times(flip.factor)} ×): {b}, {a}"
+
+
+def _times(factor: float) -> str:
+    """Two digits, and of factors near 1 as many as tell them from it."""
+    for digits in range(2, 6):
+        text = f"{factor:.{digits}g}"
+        if float(text) != 1.0:
+            break
+    return text
 
 
 def difference_data(d: Difference, say: Any, case: Case, found: Comparison) -> dict[str, Any]:

@@ -285,6 +285,7 @@ def _simulate(model: Simulating, setting: Setting, costs: Costs, auto: bool) -> 
         if not len(over):
             break
         layers = pipes.layers_to_fit(over, costs.memory_limit_bytes)
+        layers = np.minimum(layers, _held(setting.model, costs.plans.take(over)))
         if (layers == costs.plans.recompute_layers[over]).all():
             break
         recompute = costs.plans.recompute_layers.copy()
@@ -298,6 +299,16 @@ def _simulate(model: Simulating, setting: Setting, costs: Costs, auto: bool) -> 
         found = Costs.concatenate([found.take(kept), better]).take(np.argsort(np.append(kept, over)))
         pipes = model.pipelines(*setting, costs.plans)
     return found
+
+
+def _held(model: Model, plans: Plans) -> Ints:
+    """Layers that the fullest pipeline rank holds at most, for each plan: recomputing more is none."""
+    most = -(-len(model.layers) // plans.pp)
+    for row in np.flatnonzero(plans.layout >= 0):
+        layout, pp = plans.layouts[int(plans.layout[row])], int(plans.pp[row])
+        chunks = [layout[i : i + pp] for i in range(0, len(layout), pp)]
+        most[row] = sum(max(chunk) for chunk in chunks)
+    return np.asarray(most + len(model.mtp))
 
 
 def _at_least(costs: Costs, bounds: Floats) -> Costs:

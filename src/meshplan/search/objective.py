@@ -18,6 +18,8 @@ Objective = Literal["step", "mfu", "memory", "cost", "simplicity"]
 OBJECTIVES: tuple[Objective, ...] = ("step", "mfu", "memory", "cost", "simplicity")
 TIE = 1e-9
 """Values that differ by less, relatively, count as equal."""
+ROOMY = 0.95
+"""Share of the memory beyond which a plan may run out of it, estimates being a little off."""
 _PLAIN = (Schedule.GPIPE, Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED)
 
 

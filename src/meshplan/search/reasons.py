@@ -25,6 +25,7 @@ from meshplan.plan.rules import GBS_DIVIDES, Rule, Setting, broken, rules_of
 from meshplan.plan.space import Space
 from meshplan.plan.workload import Workload
 from meshplan.search.fidelity import SURE, can_simulate, simulate_all
+from meshplan.search.planned import planned
 from meshplan.search.ranking import Ranking
 from meshplan.search.search import search
 
@@ -50,8 +51,8 @@ class Case:
     """What plans must satisfy; ``None``: what the search asks for by itself."""
     simulate: bool = False
     """Whether times are those of simulated pipelines, where the cost model can simulate them."""
-    band: float = 0.0
-    """Plans whose step times differ by less, relatively, are as good (``ranked`` alone asks about it)."""
+    ties: bool = True
+    """Whether ``ranked`` puts the simplest of tied plans first; else time alone ranks."""
 
     @property
     def setting(self) -> Setting:
@@ -71,17 +72,17 @@ class Case:
             sure=sure,
         )
 
-    def ranked(self) -> Ranking:
-        """What ``meshplan plan`` answers: of the plans as fast as the fastest within ``band``, the simplest
-        comes first."""
-        return search(
-            *self.setting,
-            space=self.space,
+    def ranked(self, space: Space | None = None) -> Ranking:
+        """What ``meshplan plan`` answers: of the plans as fast as the fastest within the usual error, the
+        simplest comes first. ``space``: default the question's own."""
+        return planned(
+            self.setting,
+            space=self.space if space is None else space,
             cost_model=self.cost_model,
             rules=self.rules,
             advise=False,
             fidelity="simulate" if self._simulates else "estimate",
-            band=self.band,
+            ties=self.ties,
         )
 
     @property
@@ -167,7 +168,7 @@ def answer(case: Case, wish: Wish) -> Answer:
     wrong = _layout(case, plain(case, wish))
     if wrong:
         return Answer(wish=wish, plan=plain(case, wish), costs=None, broken=wrong, plans=0)
-    ranking = with_wish(case, wish)
+    ranking = with_wish(case, wish, ties=True)
     if len(ranking):
         costs = ranking.costs.take(slice(0, 1))
         return Answer(wish=wish, plan=costs.plans[0], costs=costs, broken=(), plans=ranking.counts.feasible)
@@ -192,15 +193,16 @@ def whole(wish: Wish) -> Wish:
     return found
 
 
-def with_wish(case: Case, wish: Wish, *, keep: int = KEEP) -> Ranking:
-    """The plans that agree with ``wish``, fastest first; of those simulated only the first is certain."""
+def with_wish(case: Case, wish: Wish, *, keep: int = KEEP, ties: bool = False) -> Ranking:
+    """The plans that agree with ``wish``, fastest first; of those simulated only the first is certain.
+    ``ties``: as ``Case.ranked`` instead, whose first may be a simpler one."""
     space, pins = wished(case.space, wish)
     if not pins:
-        return case.search(space, keep=keep, sure=1)
+        return case.ranked(space) if ties else case.search(space, keep=keep, sure=1)
     pinned = replace(case, cost_model=Pinned(base=case.cost_model, pins=pins))
     if "layout" in pins:
         pinned = replace(pinned, rules=_without_layer_rules(case, wish))
-    return pinned.search(space, keep=keep, sure=1)
+    return pinned.ranked(space) if ties else pinned.search(space, keep=keep, sure=1)
 
 
 def _without_layer_rules(case: Case, wish: Wish) -> tuple[Rule, ...]:

@@ -56,6 +56,7 @@ class Fix:
 
 
 Verdict = Literal["invalid", "memory", "slower", "best"]
+"""``best``: no slower than the plan that ``meshplan plan`` puts first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,7 +68,7 @@ class WhyNot:
     ranking: Ranking
     """Of the whole question."""
     rank: int | None
-    """Place of the plan among all that fit; ``None`` where it is behind all that were kept."""
+    """Place of the plan by step time among all that fit; ``None`` where it is behind all that were kept."""
     comparison: Comparison | None
     """The best plan (a) and this one (b), where both fit."""
     fixes: tuple[Fix, ...]
@@ -84,7 +85,7 @@ class WhyNot:
 def why_not(case: Case, wish: Wish) -> WhyNot:
     """The verdict on ``wish``."""
     found = answer(case, wish)
-    ranking = case.search(keep=ALL)
+    ranking = case.ranked()
     best = ranking.costs.take(slice(0, 1)) if len(ranking) else None
     if not found.fits:
         fixes = _repairs(case, found)
@@ -94,8 +95,9 @@ def why_not(case: Case, wish: Wish) -> WhyNot:
         )  # fmt: skip
     assert found.costs is not None
     if best is None or float(found.costs.step_s[0]) <= float(best.step_s[0]) * (1 + 1e-9):
+        rank = _rank(ranking, float(found.costs.step_s[0]))
         return WhyNot(
-            answer=found, verdict="best", ranking=ranking, rank=1, comparison=None, fixes=(), flips=()
+            answer=found, verdict="best", ranking=ranking, rank=rank, comparison=None, fixes=(), flips=()
         )
     turning = flips(case, asked_again(best.plans[0], case.space), asked_again(found.plan, case.space))
     return WhyNot(

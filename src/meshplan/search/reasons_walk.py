@@ -81,7 +81,7 @@ class Walk:
 
 def walk(case: Case) -> Walk:
     """Walk through ``case`` as an expert would."""
-    ranking = case.search()
+    ranking = case.ranked()
     states = _fit_states(case)
     steps = [states]
     end: Plan | None = None

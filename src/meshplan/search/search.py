@@ -30,7 +30,7 @@ from meshplan.search.fidelity import (
     simulate_row,
     simulating,
 )
-from meshplan.search.objective import Objective, complexity, tied
+from meshplan.search.objective import ROOMY, Objective, complexity, tied
 from meshplan.search.pool import Pool, no_costs
 from meshplan.search.ranking import Counts, Ranking
 from meshplan.search.same import no_effect_rules
@@ -71,7 +71,8 @@ def search(
 
     ``objective``: what ranks the plans: ``step`` (``mfu`` and ``cost`` follow from it on one cluster),
     ``memory`` or ``simplicity``. ``band``: plans whose step times differ by less, relatively, are tied, and
-    the simplest of those tied with the fastest comes first. ``told`` is told what is going on.
+    the simplest of those tied with the fastest comes first, one that nearly fills the memory (``ROOMY``) only
+    where all of them do. ``told`` is told what is going on.
 
     A large space is not priced plan by plan: where the cost model knows bounds, plans that cannot come into
     the ranking are left (``Ranking.counts.skipped``). Those within ``bounded.NEAR`` of the best are priced
@@ -207,11 +208,13 @@ def _within(simulated: Simulated, costs: Costs, bar: float) -> Simulated:
 
 def _simplest_first(costs: Costs, objective: Objective, band: float, cluster: Cluster) -> Ints:
     """Indices with the simplest of the plans tied with the fastest within ``band`` in front, the fastest of
-    equally simple ones; all others stay in their order."""
+    equally simple ones, but one that nearly fills the memory only where all of them do; all others stay in
+    their order."""
     every = np.arange(len(costs.step_s))
     if objective not in ("step", "mfu", "cost") or not band or not len(every):
         return every
     ties = np.flatnonzero(tied(costs.step_s, band))
     simple = complexity(costs.plans.take(ties), cluster.gpus_per_node)
-    first = ties[np.lexsort((costs.step_s[ties], simple))[0]]
+    full = costs.memory_bytes[ties] > ROOMY * costs.memory_limit_bytes
+    first = ties[np.lexsort((costs.step_s[ties], simple, full))[0]]
     return np.append(first, every[every != first])

@@ -52,13 +52,19 @@ def what_if(case: Case, text: str) -> WhatIf:
     Raises ``InputError`` for a change that is not known, cannot be read or cannot be.
     """
     then, changes = case, []
+    seen: dict[object, str] = {}
     for part in text.split(","):
         name, sign, value = (word.strip() for word in part.partition("="))
         if not sign or not name or not value:
             raise InputError(f"--what-if {shown(part)} is not a change; write it like nic=2x or gbs=2048")
-        then, changed = _changed(then, name.lower().replace("-", "_"), value)
+        name = name.lower().replace("-", "_")
+        first = seen.setdefault(HARDWARE.get(name, name), name)
+        if len(seen) == len(changes):
+            also = "" if first == name else f" (it is {first} too)"
+            raise InputError(f"--what-if changes {name} twice{also}; give one value")
+        then, changed = _changed(then, name, value)
         changes.append(changed)
-    before, after = case.search(), then.search()
+    before, after = case.ranked(), then.ranked()
     return WhatIf(
         changes=tuple(changes),
         before=before,

@@ -29,10 +29,9 @@ from meshplan.plan.space import SIZES, Size, Space
 from meshplan.plan.workload import Workload
 from meshplan.report.plan_key import MOST_CHARACTERS as MOST_KEY
 from meshplan.report.studies import candidates
-from meshplan.search.band import ranking_band
-from meshplan.search.bounds import can_bound
 from meshplan.search.fidelity import can_simulate
 from meshplan.search.objective import OBJECTIVES, Objective
+from meshplan.search.planned import usual_size
 from meshplan.search.reasons import Case
 from meshplan.search.reasons_compare import with_memory, with_network
 from meshplan.units import parse_bytes
@@ -88,6 +87,8 @@ class Address:
             most = MOST_CHARACTERS if key in ("config", "cluster") else max(MOST_VALUE, MOST_KEY)
             if len(value) > most:
                 raise InputError(f"{key} is {len(value):,} characters long; {most:,} is the most")
+            if value and values.get(key, value) != value:
+                raise InputError(f"the address gives {key} twice; give one value")
             if key == "pin" and value:
                 pins.append(value)
             elif value and value != USUAL.get(key) and not (key in LOGS and _is_zero(value)):
@@ -144,7 +145,6 @@ class Asked:
             space=self.space,
             cost_model=self.cost_model,
             simulate=can_simulate(self.cost_model),
-            band=ranking_band(self.cost_model.name, self.model),
         )
 
     @cached_property
@@ -260,8 +260,7 @@ def _log(values: Mapping[str, str], name: str) -> float:
 
 def _space(values: Mapping[str, str], model: Model, prices: CostModel) -> Space:
     """The space as ``meshplan plan`` makes it of the same flags."""
-    usual = "small" if can_bound(prices) else "plain"
-    size: Size = _one_of(values, "space", SIZES, usual)
+    size: Size = _one_of(values, "space", SIZES, usual_size(prices))
     framework = _one_of(values, "framework", get_args(Framework), "any")
     given = {key: _dimension(key, values[key]) for key in SPACE if key in values}
     return Space.of(size, model, framework, **given)

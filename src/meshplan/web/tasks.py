@@ -13,14 +13,13 @@ from meshplan.cli.plan import MOST_SURE
 from meshplan.cli.wishes import open_space, tie_share, wish_of
 from meshplan.cost.costs import CostModel
 from meshplan.plan.plans import Plans
+from meshplan.plan.rules import Setting
 from meshplan.report.plan_view import plan_names
 from meshplan.report.studies import gpu_counts, scaling_of, sensitivities_of
 from meshplan.report.why_not_view import why_not_data
-from meshplan.search.band import ranking_band
-from meshplan.search.fidelity import can_simulate
+from meshplan.search.planned import planned
 from meshplan.search.ranking import Ranking
 from meshplan.search.reasons_not import why_not
-from meshplan.search.search import search
 from meshplan.web.question import Asked
 
 Kind = Literal["plan", "why", "scale", "studies"]
@@ -52,16 +51,12 @@ class Task:
 def ranked(asked: Asked, *, advise: bool, cost_model: CostModel | None = None) -> Ranking:
     """The ranking that ``meshplan plan`` makes for the same question; its first ``KEPT`` plans."""
     model = cost_model or asked.cost_model
-    found = search(
-        asked.model,
-        asked.cluster,
-        asked.workload,
+    found = planned(
+        Setting(asked.model, asked.cluster, asked.workload),
         space=asked.space,
         cost_model=model,
-        fidelity="simulate" if can_simulate(asked.cost_model) else "estimate",
         sure=min(asked.top, MOST_SURE),
         objective=asked.objective,
-        band=ranking_band(asked.cost_model.name, asked.model),
         advise=advise,
     )
     if len(found) <= KEPT:
