@@ -11,11 +11,11 @@ from meshplan.cli.flags import ClusterFlags, SizeFlags, SpaceFlags, WorkloadFlag
 from meshplan.cli.help import HelpFormatter
 from meshplan.cli.options import Json
 from meshplan.cli.progress import progress
-from meshplan.cli.wishes import CostModelName, PlanText, StackName, asked_case, tie_share, wish_of
+from meshplan.cli.wishes import CostModelName, PlanText, StackName, allowed, asked_case, tie_share, wish_of
 from meshplan.cost.costs import Costs
 from meshplan.errors import InputError
 from meshplan.report.screen import Screen
-from meshplan.report.why_view import why_data, why_text
+from meshplan.report.why_view import same_plan, why_data, why_text
 from meshplan.search.heap import keep_freed_memory
 from meshplan.search.ranking import Ranking
 from meshplan.search.reasons import Case, Wish, answer, asked_again
@@ -33,7 +33,13 @@ def why(
     /,
     *,
     plan: PlanText = None,
-    vs: PlanText = None,
+    vs: Annotated[
+        str | None,
+        Parameter(
+            metavar="PLAN",
+            help="The plan to hold it against, written the same way (default: the best, or the next best).",
+        ),
+    ] = None,
     cluster: ClusterFlags | None = None,
     workload: WorkloadFlags | None = None,
     space: SpaceFlags | None = None,
@@ -73,8 +79,11 @@ def why(
     keep_freed_memory()
     told = progress()
     told("looking for the plans")
-    a, b, names = _two(case, plan, vs)
+    a, b, names = _two(case, plan, vs, space)
     found = compare(a, b)
+    if asked_key(a) == asked_key(b) and not json_:
+        print(f"{names[0]} and {names[1]} are the same plan: {same_plan(case, a)}")
+        return 0 if bool(a.fits[0]) else NO_PLAN
     told("what the better one waits for, and what would turn their order round")
     slopes = sensitivities(case, a.plans[0])
     turning = flips(case, asked_again(a.plans[0], case.space), asked_again(b.plans[0], case.space))
@@ -87,12 +96,15 @@ def why(
     return 0 if bool(a.fits[0]) and bool(b.fits[0]) else NO_PLAN
 
 
-def _two(case: Case, plan: str | None, vs: str | None) -> tuple[Costs, Costs, tuple[str, str]]:
+def _two(
+    case: Case, plan: str | None, vs: str | None, space: SpaceFlags | None
+) -> tuple[Costs, Costs, tuple[str, str]]:
     """The better plan, the other one, and what they are called."""
     sides: list[tuple[Costs, str]] = []
     for text, flag in ((plan, "--plan"), (vs, "--vs")):
         if text is not None:
-            sides.append((_asked(case, wish_of(text, flag), flag), f"{flag} {text}"))
+            name = f"{flag} {text}"
+            sides.append((_asked(case, allowed(wish_of(text, flag), space, name), flag), name))
     if len(sides) < 2:
         ranking = case.ranked()
         if not len(ranking):

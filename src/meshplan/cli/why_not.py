@@ -18,6 +18,7 @@ from meshplan.cli.wishes import (
     CostModelName,
     PlanText,
     StackName,
+    agreeing,
     asked_case,
     open_space,
     tie_share,
@@ -71,8 +72,9 @@ def why_not(
         Fetch the config.json of an unknown model from the Hugging Face hub.
     """
     flags = space or SpaceFlags()
-    wish = wish_of_flags(flags) | (dict(wish_of(plan, "--plan")) if plan is not None else {})
-    wish |= {} if layout is None else {"layout": layout}
+    wish = wish_of_flags(flags) | ({} if layout is None else {"layout": layout})
+    if plan is not None:
+        wish = dict(agreeing(wish_of(plan, "--plan"), wish, f"--plan {plan}"))
     if not wish:
         raise InputError("no plan in question; name one like --tp 1 --pp 8")
     case = asked_case(

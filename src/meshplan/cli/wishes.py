@@ -15,6 +15,7 @@ from meshplan.model.model import Model
 from meshplan.plan.space import Space
 from meshplan.report.band import error_band
 from meshplan.report.plan_key import read_plan
+from meshplan.report.why_not_view import value_words
 from meshplan.search.fidelity import can_simulate
 from meshplan.search.reasons import Case, Wish
 
@@ -51,10 +52,11 @@ def asked_case(
         workload or WorkloadFlags(),
         space or SpaceFlags(),
         cost_model=cost_model,
+        stack=stack,
         download=download,
         size=size,
     )
-    return case_of(asked, stack)
+    return case_of(asked, None)
 
 
 def case_of(asked: Question, stack: str | None) -> Case:
@@ -83,6 +85,26 @@ def wish_of(text: str, what: str) -> Wish:
     if not found:
         raise InputError(f"{what} names no part of a plan; write it like tp8,pp1")
     return found
+
+
+def agreeing(wish: Wish, flags: Wish, what: str) -> Wish:
+    """Both together; raises ``InputError`` where they give a part of a plan two values."""
+    for name, value in flags.items():
+        if name in wish and wish[name] != value:
+            flag = "recompute" if name.startswith("recompute") else name.replace("_", "-")
+            own, other = value_words(name, wish[name]), value_words(name, value)
+            raise InputError(f"--{flag} {other} contradicts {what}, which says {flag} {own}; drop one")
+    return {**wish, **flags}
+
+
+def allowed(wish: Wish, space: SpaceFlags | None, what: str) -> Wish:
+    """The wish; raises ``InputError`` where the flags leave it no value that it names."""
+    for name, values in given(space or SpaceFlags()).items():
+        if name in wish and wish[name] not in values:
+            told = ",".join(str(value_words(name, value)) for value in values)
+            flag, own = name.replace("_", "-"), value_words(name, wish[name])
+            raise InputError(f"--{flag} {told} contradicts {what}, which says {flag} {own}; drop one")
+    return wish
 
 
 def wish_of_flags(flags: SpaceFlags) -> dict[str, Any]:

@@ -25,6 +25,8 @@ _ALWAYS = 5
 _DEGREE = re.compile(r"(tp|cp|dp|pp|mbs|vp|etp|ep|re|replicas)(\d{1,8})")
 _RUN = r"\d{1,4}(?:[x×]\d{1,4})?"
 _LAYOUT = re.compile(rf"layout=?({_RUN}(?:\.{_RUN}){{0,511}})")
+_TABLE_LAYOUT = re.compile(rf"(?<![^\s,]){_RUN}(?:,{_RUN})*(?![^\s,])")
+_TABLE_WORD = re.compile(r"(?<![^\s,])(?:re-all|uneven)(?![^\s,])")
 _SCHEDULES = {s.label: s for s in Schedule}
 _SHARDINGS = {s.label: s for s in Sharding}
 _CP_KINDS = {k.label: k for k in CpKind}
@@ -51,13 +53,14 @@ def plan_key(plan: Plan) -> str:
 def read_plan(text: str) -> dict[str, Any]:
     """The fields of ``Plan`` that a key, or a part of one, gives; words are separated by commas or spaces.
 
-    Raises ``InputError`` for a word that is not known or given twice.
+    A plan as tables show it is read too: the layers of its stages as ``2,3×24,2×3``; ``uneven`` leaves them
+    open. Raises ``InputError`` for a word that is not known or given twice.
     """
     if len(text) > MOST_CHARACTERS:
         raise InputError(f"a plan is at most {MOST_CHARACTERS} characters, not {len(text):,}")
     found: dict[str, Any] = {}
     modules = Recompute.NONE
-    for word in text.lower().replace(",", " ").split():
+    for word in _printed(text.lower()).replace(",", " ").split():
         for part in word.removeprefix("recompute=").split("+") if word.startswith("recompute=") else [word]:
             if part in _MODULES:
                 modules |= _MODULES[part]
@@ -67,6 +70,13 @@ def read_plan(text: str) -> dict[str, Any]:
                 raise InputError(f"plan {shown(text)} gives {name.replace('_', ' ')} more than once")
             found[name] = value
     return found | ({"recompute_modules": modules} if modules else {})
+
+
+def _printed(text: str) -> str:
+    """``text`` with the words of tables as those of a key."""
+    text = _TABLE_LAYOUT.sub(lambda found: "layout" + found[0].replace(",", "."), text)
+    words = {"re-all": "recompute=full", "uneven": ""}
+    return _TABLE_WORD.sub(lambda found: words[found[0]], text)
 
 
 def _layers(word: str) -> tuple[str, int]:

@@ -170,6 +170,7 @@ def _question(ranking: Ranking, screen: Screen) -> list[str]:
 def _which(ranking: Ranking) -> str:
     """What was looked at and for what, where that is not the usual."""
     space, words = ranking.space, []
+    words += [f"stack {ranking.stack}"] if ranking.stack else []
     words += [f"{space.size} space"] if space.size != "plain" else []
     words += [f"for {space.framework}"] if space.framework != "any" else []
     words += [f"by {ranking.objective}"] if ranking.objective != "step" else []
@@ -193,7 +194,10 @@ def _simulated(ranking: Ranking) -> str:
     found = ranking.simulated
     if found is None or not found.plans:
         return ""
+    feasible = ranking.counts.feasible + found.unfit
     words = f"{found.plans:,} of {found.screened:,} simulated"
+    if found.screened < feasible:
+        words = f"the {found.screened:,} best of {feasible:,} kept, {found.plans:,} of these simulated"
     sure = min(found.sure, found.screened)
     if sure == found.screened:
         certain = "all in their order"

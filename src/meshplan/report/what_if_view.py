@@ -29,11 +29,13 @@ def what_if_lines(found: WhatIf, screen: Screen) -> list[str]:
         [
             Column(title="", cells=[name for name, _, _ in rows]),
             Column(title="plan", cells=[_plan(costs) for _, _, costs in rows]),
-            Column(title="step", cells=[step_time(_step(costs)) for _, _, costs in rows], right=True),
-            Column(title="MFU", cells=[f"{_first(costs).mfu[0]:.1%}" for _, _, costs in rows], right=True),
+            Column(title="step", cells=[_cell(c, step_time(_step(c))) for _, _, c in rows], right=True),
+            Column(
+                title="MFU", cells=[_cell(c, f"{_first(c).mfu[0]:.1%}", "") for _, _, c in rows], right=True
+            ),
             Column(
                 title="tokens/s",
-                cells=[f"{tokens / _step(costs):,.0f}" for _, tokens, costs in rows],
+                cells=[_cell(c, f"{tokens / _step(c):,.0f}", "") for _, tokens, c in rows],
                 right=True,
             ),
             Column(
@@ -68,6 +70,11 @@ def _first(costs: Costs | None) -> Costs:
 
 def _step(costs: Costs | None) -> float:
     return float(_first(costs).step_s[0])
+
+
+def _cell(costs: Costs | None, text: str, without: str = "does not fit") -> str:
+    """``text``, or what stands there for a plan that does not fit."""
+    return text if bool(_first(costs).fits[0]) else without
 
 
 def _plan(costs: Costs | None) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from meshplan.cost.costs import Costs
+from meshplan.cost.models import priced_by, stack_name
 from meshplan.report.part_words import MEANING, MEMORY_MEANING, memory_reason, reason
 from meshplan.report.parts import step_time, wrap
 from meshplan.report.plan_rows import cluster_data, model_data, plan_data, workload_data, workload_words
@@ -78,6 +79,7 @@ def question_data(case: Case, limit: float) -> dict[str, Any]:
         "cluster": cluster_data(case.cluster, limit),
         "workload": workload_data(case.workload),
         "cost_model": case.cost_model.name,
+        "stack": stack_name(case.cost_model),
     }
 
 
@@ -89,7 +91,7 @@ def head(case: Case, screen: Screen) -> list[str]:
     ask = workload_words(workload)
     return [
         screen.bold(printable(f"{case.model.name} on {cluster.gpus:,}× {cluster.gpu.title}{node}")),
-        *wrap(f"{tiers} · {ask} · cost model {case.cost_model.name}", screen.width),
+        *wrap(f"{tiers} · {ask} · {priced_by(case.cost_model)}", screen.width),
     ]
 
 
@@ -107,6 +109,15 @@ def _sides(case: Case, found: Comparison, names: tuple[str, str]) -> Iterator[st
             f" {format_bytes(float(both.memory_bytes[i]))} of"
             f" {format_bytes(both.memory_limit_bytes)}{fits}"
         )
+
+
+def same_plan(case: Case, costs: Costs) -> str:
+    """The plan of the first row, its step and memory."""
+    name = " ".join(plan_names(costs.plans.take(slice(0, 1)), case.space.order)[0].split())
+    need, limit = format_bytes(float(costs.memory_bytes[0])), format_bytes(costs.memory_limit_bytes)
+    if not bool(costs.fits[0]):
+        return f"{name}, which does not fit: {need} of {limit}"
+    return f"{name}, {step_time(float(costs.step_s[0]))} a step, {need} of {limit}"
 
 
 def _alike(costs: Costs, other: Costs) -> Costs:
