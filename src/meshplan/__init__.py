@@ -17,10 +17,10 @@ Names are imported from their rooms when they are first used, so that ``import m
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # as in typing, whose import alone would be most of what this module costs
 if TYPE_CHECKING:
+    from typing import Any
+
     from meshplan.cluster.cluster import Cluster as Cluster
     from meshplan.cluster.cluster import Tier as Tier
     from meshplan.cluster.files import load_cluster as load_cluster
@@ -79,6 +79,8 @@ __all__ = sorted(_WHERE)  # noqa: PLE0605 (derived, so that it cannot disagree w
 def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module 'meshplan' has no attribute {name!r}")
+    from importlib import import_module
+
     if name == "search":  # also the name of a room: the package itself can be called
         return import_module("meshplan.search")
     value = getattr(import_module(f"meshplan.{_WHERE[name]}"), name)
