@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from contextlib import suppress
 
 
 class MeshplanError(Exception):
@@ -42,7 +43,12 @@ class UnknownNameError(InputError):
 
 def shown(value: object, limit: int = 60) -> str:
     """``value`` quoted for a message: one line, printable, at most ``limit`` characters."""
-    text = repr(str(value))
+    text = str(value)
+    if not text.isascii():
+        # What the system's encoding could not read was kept as bytes, which mostly are UTF-8.
+        with suppress(UnicodeEncodeError):
+            text = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    text = repr(text)
     return text if len(text) <= limit else text[: limit - 4] + "...'"
 
 

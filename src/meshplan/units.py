@@ -31,6 +31,12 @@ _FLOPS = {
 }  # fmt: skip
 _WATTS = {"W": 1.0, "kW": 1e3, "MW": 1e6}
 
+_MOST = (
+    (_BYTES, 1e18, "1 EB"), (_BANDWIDTH, 1e18, "1 EB/s"), (_FLOPS, 1e21, "1000 EFLOP/s"),
+    (_WATTS, 1e9, "1000 MW"),
+)  # fmt: skip
+"""Beyond any machine: what is larger is taken for a slip."""
+
 _QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([a-zA-Zµμ].{0,20})?\s*", re.ASCII)
 
 
@@ -178,6 +184,9 @@ def _parse(text: object, units: Mapping[str, float], kind: str, examples: Sequen
         raise InputError(f"{place}{shown(text)} is negative")
     if not math.isfinite(value):
         raise InputError(f"{place}{shown(text)} is too large for {kind}")
+    for kinds, most, told in _MOST:
+        if kinds is units and value > most:
+            raise InputError(f"{place}{shown(text)} is too large; {told} is the most")
     return value
 
 

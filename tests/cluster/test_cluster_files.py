@@ -102,7 +102,7 @@ def test_a_gpu_of_ones_own(write):
         ("a: &x [1]\nb: *x\n", "YAML aliases (*x) are not supported; write the value out"),
         ("!!python/object:os.system {}", "is not YAML: "),
         ("- a\n", "must hold a table of keys and values"),
-        ("", "must hold a table of keys and values"),
+        ("", "is empty"),
         ("1: 2\n", "keys must be text, not '1'"),
         ("gpu: h100\ngpus: " + "9" * 5000, "is not YAML: "),
     ],

@@ -274,7 +274,7 @@ def test_unknown_gpus_are_counted_but_not_alone(capsys, write):
         (["--by", "colour"], "unknown family 'colour'; known: source, gpu"),
         (["--by", ","], "--by lists nothing"),
         (["--tier", "D"], "unknown tier 'D'; known: A, B, C"),
-        (["--worst", "-1"], "--worst must be at least 1, not '-1'"),
+        (["--worst", "-1"], "--worst must be at least 0, not '-1'"),
         (["--cost-model", "magic"], "--cost-model 'magic' is not one of full, handbook"),
         (["--tier", "C"], "none of the 1 rows is of the tiers asked for"),
     ],

@@ -3,7 +3,9 @@
 import errno
 import json
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -143,14 +145,22 @@ def _root_help() -> str:
         "Plan how to lay an LLM training run out over GPUs.",
         "",
         "Commands:",
-        *(f"  {c.name:<{width}}  {c.help}" for c in COMMANDS),
+        *(line for c in COMMANDS for line in _listed(c.name, width, c.help)),
         "",
         "Options:",
-        f"  {'--help':<{width}}  Show this, or a command's own help after its name; as `meshplan help`.",
+        *_listed("--help", width, "Show this, or a command's own help after its name; as `meshplan help`."),
         f"  {'--version':<{width}}  Show the version.",
         "",
     ]
     return "\n".join(lines)
+
+
+def _listed(name: str, width: int, text: str) -> list[str]:
+    """A name and what it is, in the columns of the terminal."""
+    columns = max(shutil.get_terminal_size((100, 24)).columns, 40)
+    return textwrap.wrap(
+        f"  {name:<{width}}  {text}", columns, subsequent_indent=" " * (width + 4), break_on_hyphens=False
+    )
 
 
 def _complain(text: str, code: int, wants_json: bool) -> None:
@@ -160,7 +170,8 @@ def _complain(text: str, code: int, wants_json: bool) -> None:
     """
     text = printable(text)
     line = json.dumps({"error": text, "exit_code": code}) if wants_json else f"error: {text}"
-    print(line, file=sys.stderr)
+    encoding = sys.stderr.encoding or "utf-8"
+    print(line.encode(encoding, "backslashreplace").decode(encoding), file=sys.stderr)
 
 
 def _wants_json(argv: list[str]) -> bool:

@@ -13,7 +13,9 @@ from meshplan.errors import InputError
 from meshplan.files import write_text
 from meshplan.plan.kinds import Schedule
 
-app = cyclopts.App(name="completion", help_formatter=HelpFormatter())
+app = cyclopts.App(
+    name="completion", help_formatter=HelpFormatter(), usage="Usage: meshplan completion [OPTIONS] [SHELL]"
+)
 
 Shell = Literal["bash", "zsh", "fish", "powershell"]
 

@@ -16,6 +16,7 @@ import cyclopts
 import meshplan
 from meshplan.cli.help import HelpFormatter
 from meshplan.cli.options import Json
+from meshplan.report.parts import wrap
 from meshplan.report.screen import Screen, printable
 
 app = cyclopts.App(name="doctor", help_formatter=HelpFormatter())
@@ -42,7 +43,7 @@ def doctor(*, json_: Json = False) -> int:
     if json_:
         print(json.dumps(found, indent=2))
     else:
-        sys.stdout.write(Screen.of().text(_text(found)))
+        sys.stdout.write(Screen.of().text(_text(found, Screen.of().width)))
     return PROBLEMS if found["problems"] else 0
 
 
@@ -125,7 +126,7 @@ def _redacted(value: str) -> str:
     return printable(re.sub(r"//[^/@\s]*@", "//…@", value.replace(home, "~") if home != "/" else value))
 
 
-def _text(found: dict[str, Any]) -> str:
+def _text(found: dict[str, Any], width: int) -> str:
     packages = [f"{n} {v}" for n, v in found["packages"].items() if v is not None]
     missing = [n for n, v in found["packages"].items() if v is None]
     settings = [f"{name}={value}" for name, value in found["environment"].items()]
@@ -141,7 +142,13 @@ def _text(found: dict[str, Any]) -> str:
         f"encoding  {found['encoding']}",
         *([f"problem   {text}" for text in found["problems"]] or ["all is well"]),
     ]
-    return "\n".join(line for line in lines if line) + "\n"
+    kept = (line for line in lines if line)
+    return "\n".join(part for line in kept for part in _within(line, width)) + "\n"
+
+
+def _within(line: str, width: int) -> list[str]:
+    """A line of ours wrapped; one of the links' table (set in) stays as it is."""
+    return [line] if line.startswith(" ") else wrap(line, width, " " * 10)
 
 
 def _gpu_text(gpu: dict[str, Any]) -> str:

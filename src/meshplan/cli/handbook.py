@@ -37,7 +37,7 @@ def handbook(*, top: Count = 10, json_: Json = False) -> int:
     screen = Screen.of()
     for scenario, ranking in rankings:
         shown = min(top, len(ranking))
-        head, *rows = table(plan_columns(ranking, range(shown)), screen.width)
+        head, *rows = table(plan_columns(ranking, range(shown), bars=screen.width >= 70), screen.width)
         title = f"{scenario.id}: {scenario.title}: {len(ranking)} plans fit"
         sys.stdout.write(screen.text("\n".join([screen.bold(title), head, *rows, "", ""])))
     return 0

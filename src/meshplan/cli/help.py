@@ -32,7 +32,7 @@ def _description(entry: "HelpEntry") -> str:
     parts = [_plain(entry.description)]
     if entry.choices:
         parts.append(f"[{', '.join(entry.choices)}]")
-    if entry.default is not None and str(entry.default) not in ("False", "None"):
+    if entry.default is not None and str(entry.default) not in ("False", "None", "()"):
         parts.append(f"[default: {entry.default}]")
     return " ".join(" ".join(parts).split())
 

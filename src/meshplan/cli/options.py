@@ -23,7 +23,10 @@ E = TypeVar("E", bound=IntEnum)
 
 def read_count(text: str, what: str, *, most: int = MOST) -> int:
     """A whole number from 1 to ``most``; ``what`` names it in the message of the ``InputError``."""
-    digits = text.strip().replace("_", "")
+    digits = text.strip()
+    grouped = digits.replace("_", "").replace(",", "")
+    if grouped != digits and grouped.isascii() and grouped.isdecimal():
+        raise InputError(f"{what} takes digits alone: write {grouped[:20]}, not {shown(text)}")
     if not (digits.isascii() and digits.removeprefix("-").isdecimal()):
         raise InputError(f"{what} must be a whole number, not {shown(text)}")
     if digits.startswith("-") or not digits.strip("0"):

@@ -54,9 +54,9 @@ def report(
         data = report_of_saved(read_saved(saved), told=progress())
         write_report(data, html=out, svg=svg, language=language)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, ZeroDivisionError) as error:
-        what = f"{type(error).__name__}: {error}"
+        what = f"{error} is missing" if isinstance(error, KeyError) else "a value in it is of another kind"
         raise InputError(
-            f"saved answer {shown(saved, 200)} is not as meshplan writes it ({what[:120]})"
+            f"saved answer {shown(saved, 200)} is not as meshplan writes it: {what[:120]}; save it again"
         ) from error
     if json_:
         print(json.dumps(data, indent=2, allow_nan=False, ensure_ascii=False))

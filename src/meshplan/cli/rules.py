@@ -13,7 +13,9 @@ from meshplan.plan.rules import REGISTRY, rule_named, rules_of, warnings_of
 from meshplan.report.rules_view import rule_text, rules_data, rules_text
 from meshplan.report.screen import Screen
 
-app = cyclopts.App(name="rules", help_formatter=HelpFormatter())
+app = cyclopts.App(
+    name="rules", help_formatter=HelpFormatter(), usage="Usage: meshplan rules [OPTIONS] [RULE]"
+)
 
 
 @app.default

@@ -42,6 +42,8 @@ def _dollars(text: str, what: str) -> float:
 
 def _watts(text: str, what: str) -> float:
     plain = text.strip().replace(".", "", 1).isdecimal()
+    if text.strip()[:1] == "-":
+        raise InputError(f"{what} must be watts from 0, like 700, not {shown(text)}")
     return parse_power(f"{text} W" if plain else text, what=what)
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import cyclopts
 from cyclopts import Parameter
 
+from meshplan.cli.help import HelpFormatter
 from meshplan.cli.options import OptionalCount, option
 from meshplan.cli.output import write_file
 from meshplan.errors import InputError, shown
@@ -24,7 +25,8 @@ from meshplan.schedule.simulate import simulate
 app = cyclopts.App(
     name="schedule",
     help="Simulate a pipeline schedule with given durations.",
-    help_formatter="plain",
+    help_formatter=HelpFormatter(),
+    usage="Usage: meshplan schedule [OPTIONS] [NAME]",
 )
 
 MOST_NUMBERS = 100_000

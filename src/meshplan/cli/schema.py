@@ -1,7 +1,6 @@
 """``meshplan schema``: the JSON schema of what commands print with ``--json``."""
 
 import json
-import sys
 from importlib import resources
 
 import cyclopts
@@ -9,8 +8,12 @@ import cyclopts
 from meshplan.cli.help import HelpFormatter
 from meshplan.cli.options import Json
 from meshplan.errors import UnknownNameError
+from meshplan.report.parts import wrap
+from meshplan.report.screen import Screen
 
-app = cyclopts.App(name="schema", help_formatter=HelpFormatter())
+app = cyclopts.App(
+    name="schema", help_formatter=HelpFormatter(), usage="Usage: meshplan schema [OPTIONS] [COMMAND]"
+)
 
 
 @app.default
@@ -30,8 +33,10 @@ def schema(command: str | None = None, /, *, json_: Json = False) -> int:
         if json_:
             print(json.dumps({"schema_version": 1, "commands": list(names)}, indent=2))
         else:
-            width = max(map(len, names))
-            sys.stdout.writelines(f"{name:<{width}}  {_read(name)['description']}\n" for name in names)
+            width, screen = max(map(len, names)), Screen.of()
+            for name in names:
+                line = f"{name:<{width}}  {_read(name)['description']}"
+                print("\n".join(wrap(line, screen.width, " " * (width + 2))))
         return 0
     if command not in names:
         raise UnknownNameError("schema", command, names, f"known: {', '.join(names)}")

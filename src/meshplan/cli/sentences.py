@@ -1,6 +1,8 @@
 """Usage errors of the command-line library, said as one sentence in our own voice."""
 
 import difflib
+import re
+from itertools import pairwise
 from typing import Literal, get_args, get_origin
 
 import cyclopts
@@ -14,6 +16,8 @@ from cyclopts.exceptions import (
 )
 
 from meshplan.errors import shown
+
+_NEGATIVE = re.compile(r"-\.?\d")
 
 
 def sentence(error: cyclopts.CycloptsError) -> str:
@@ -60,12 +64,21 @@ def _missing(error: MissingArgumentError) -> str:
     argument = error.argument
     if argument is not None and any(n.startswith("-") for n in argument.names):
         given = bool(argument.tokens) or _typed(error, argument.names)
+        after = _after(error, argument.names)
+        if _NEGATIVE.match(after):
+            return f"{argument.name} {shown(after)} is negative"
         return f"{argument.name} needs a value" if given else f"{argument.name} is missing{_see_help(error)}"
     return f"{_name(error)} is missing{_see_help(error)}"
 
 
 def _typed(error: cyclopts.CycloptsError, names: tuple[str, ...]) -> bool:
     return any(token.split("=", 1)[0] in names for token in error.root_input_tokens or ())
+
+
+def _after(error: cyclopts.CycloptsError, names: tuple[str, ...]) -> str:
+    """The word that was typed after an option."""
+    tokens = [*(error.root_input_tokens or ())]
+    return next((then for token, then in pairwise(tokens) if token in names), "")
 
 
 def _coercion(error: CoercionError) -> str:

@@ -16,7 +16,9 @@ from meshplan.report.screen import Screen
 from meshplan.report.trace_view import trace_data, trace_text
 from meshplan.trace.breakdown import read_traces
 
-app = cyclopts.App(name="trace", help_formatter=HelpFormatter())
+app = cyclopts.App(
+    name="trace", help_formatter=HelpFormatter(), usage="Usage: meshplan trace [OPTIONS] FILES..."
+)
 SUFFIXES = (".json", ".json.gz", ".pt.trace.json", ".pt.trace.json.gz")
 
 
@@ -28,7 +30,8 @@ def trace(
         Parameter(
             name=("--against", "--plan"),
             metavar="FILE",
-            help="An estimate (`meshplan estimate --json`) of the plan to hold beside.",
+            help="Hold this beside it: what `meshplan estimate --json` printed of the plan that ran. Both"
+            " names mean the same.",
         ),
     ] = None,
     json_: Json = False,

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from meshplan.cli.help import HelpFormatter
 from meshplan.cli.options import Json, option, read_count
 from meshplan.cost.full.stack import load_stack
-from meshplan.errors import InputError, UnknownNameError
+from meshplan.errors import InputError, UnknownNameError, shown
 from meshplan.report.screen import Screen
 from meshplan.report.validation_view import validation_data, validation_text
 from meshplan.validation.figures import NAME, own_rows
@@ -19,7 +19,9 @@ from meshplan.validation.rows import Row, read_rows
 from meshplan.validation.run import Run, run
 from meshplan.validation.summary import family_key, summarise
 
-app = cyclopts.App(name="validate", help_formatter=HelpFormatter())
+app = cyclopts.App(
+    name="validate", help_formatter=HelpFormatter(), usage="Usage: meshplan validate [OPTIONS] [FILE]"
+)
 
 TIERS = ("A", "B", "C")
 
@@ -34,6 +36,8 @@ def read_words(text: str, what: str) -> tuple[str, ...]:
 
 def read_zero_or_more(text: str, what: str) -> int:
     """A whole number from 0."""
+    if text.strip().startswith("-") and text.strip()[1:].isdecimal():
+        raise InputError(f"{what} must be at least 0, not {shown(text)}")
     return 0 if text.strip() == "0" else read_count(text, what)
 
 

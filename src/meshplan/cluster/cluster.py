@@ -73,9 +73,10 @@ class Cluster:
         node = self.gpus_per_node
         if self.gpus > node and self.gpus % node:
             below = self.gpus // node * node
+            other = min((n for n in range(1, 2 * node) if self.gpus % n == 0), key=lambda n: abs(n - node))
             raise InputError(
                 f"{self.gpus} GPUs do not fill whole nodes of {node}; use {below} or {below + node}, "
-                f"or set the GPUs per node"
+                f"or nodes of {other} (--gpus-per-node {other})"
             )
 
     def _check_spans(self) -> None:

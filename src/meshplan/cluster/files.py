@@ -61,6 +61,8 @@ def load_cluster(path: str | Path, *, gpus: int | None = None) -> Cluster:
     Raises ``InputError`` with one sentence: what, where in the file, and what would work.
     """
     what = "cluster file"
+    if not str(path).strip():
+        raise InputError("the name of the cluster file is empty; name a YAML or TOML file after --cluster")
     text = read_text(path, limit_bytes=LIMIT_BYTES, what=what)
     where = f"{what} '{path}'"
     table = parse_table(text, toml=Path(path).suffix == ".toml", where=where)
@@ -103,6 +105,8 @@ def parse_table(text: str, *, toml: bool, where: str) -> dict[str, Any]:
     """A YAML 1.2 (or TOML) text as a table. Raises ``InputError`` when it is malformed, is no table, repeats
     a key, or uses YAML aliases (which can blow a small file up without end)."""
     found = _toml(text, where) if toml else _yaml(text, where)
+    if found is None or not text.strip():
+        raise InputError(f"{where} is empty")
     if not isinstance(found, dict):
         raise InputError(f"{where} must hold a table of keys and values, not {shown(found)}")
     for key in found:
@@ -182,10 +186,16 @@ def _sentence(error: ValidationError, where: str) -> str:
     elif first["type"] == "missing":
         text = f"{place} is missing"
     else:
-        kind = _KINDS.get(first["type"], first["msg"].lower())
-        text = f"{place} must be {kind}, not {shown(first['input'])}"
+        kind, given = _KINDS.get(first["type"], first["msg"].lower()), first["input"]
+        quoted = isinstance(given, str) and first["type"] in ("int_type", "float_type") and _is_number(given)
+        text = f"{place} must be {kind}, not {'the text ' if quoted else ''}{shown(given)}"
+        text += "; write it without quotes" if quoted else ""
     more = len(findings) - 1
     return f"{where}: {text}" + (f" (and {more} more)" if more else "")
+
+
+def _is_number(text: str) -> bool:
+    return text.strip().replace(".", "", 1).isdecimal()
 
 
 def _toml(text: str, where: str) -> object:

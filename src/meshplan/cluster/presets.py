@@ -114,6 +114,8 @@ def cluster_of(
     bandwidth = gpu.nic_bandwidth if nic is None else nic
     if isinstance(bandwidth, str):
         bandwidth = parse_bandwidth(bandwidth, what="nic")
+        if not bandwidth:
+            raise InputError(f"nic must be above 0 like '50 GB/s' (--nic), not {shown(nic)}")
     tiers = default_tiers(gpu, node, bandwidth)
     return Cluster(
         gpu=gpu,

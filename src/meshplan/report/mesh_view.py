@@ -11,6 +11,7 @@ import numpy as np
 
 from meshplan.errors import InputError
 from meshplan.plan.mesh import Ints, Mesh
+from meshplan.report.table import folded
 
 SCHEMA_VERSION = 1
 MAX_JSON_RANKS = 1 << 20
@@ -108,6 +109,7 @@ def draw_mesh(
     parts.append(_group_table(mesh, gpus_per_node, columns, ink))
     if rank is not None:
         parts.append(_rank_table(mesh, gpus_per_node, rank, columns, ink))
+    parts[0] = [line for text in parts[0] for line in folded(text, columns)]
     return "\n\n".join("\n".join(line.rstrip() for line in part) for part in parts)
 
 

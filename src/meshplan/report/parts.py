@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from meshplan.report.screen import bar
-from meshplan.report.table import pad
+from meshplan.report.table import display_width, pad
 
 BAR = 20
 
@@ -38,7 +38,7 @@ def wrap(text: str, width: int, indent: str = "  ") -> list[str]:
     """Lines of at most ``width``, broken between words; the second and later ones start with ``indent``."""
     lines, line = [], ""
     for word in text.split(" "):
-        if line and len(line) + 1 + len(word) > width:
+        if line and display_width(line) + 1 + display_width(word) > width:
             lines.append(line)
             line = indent + word
         else:

@@ -18,6 +18,8 @@ from meshplan.search.check import Check
 from meshplan.search.repair import Change, Repair
 
 SCHEMA_VERSION = 1
+TIGHT = 72
+"""Columns below which the list says rules alone."""
 LONGEST_LAYOUT = 12
 """Stages of a layout that are written one by one; longer ones as Megatron's string."""
 
@@ -26,8 +28,12 @@ def rules_text(rules: Sequence[Rule], framework: str, screen: Screen) -> str:
     """The list of rules."""
     columns = [
         Column(title="id", cells=[rule.id for rule in rules]),
-        Column(title="", cells=["warning" if rule.severity == "warning" else "" for rule in rules]),
-        Column(title="holds for", cells=[_frameworks(rule) for rule in rules], priority=1),
+        Column(
+            title="",
+            cells=["warning" if rule.severity == "warning" else "" for rule in rules],
+            priority=int(screen.width < TIGHT),
+        ),
+        Column(title="holds for", cells=[_frameworks(rule) for rule in rules], priority=2),
         Column(title="a valid plan", cells=[rule.title for rule in rules]),
     ]
     head, *lines = table(columns, screen.width)

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TextIO
 
+from meshplan.report.table import folded
+
 DEFAULT_WIDTH = 100
 NARROWEST = 40
 _ASCII = str.maketrans({
@@ -39,11 +41,11 @@ class Screen:
         return cls(width=max(width, NARROWEST), unicode=_shows(stream, "█·→×"), colour=_colour(stream, env))
 
     def text(self, text: str) -> str:
-        """``text`` in the characters this screen has."""
-        if self.unicode:
-            return text
-        lines = text.translate(_ASCII).split("\n")
-        return "\n".join(line.rstrip() for line in lines)  # the thinnest bars become spaces
+        """``text`` in the characters this screen has, lines that are too wide broken between words."""
+        lines = text.split("\n")
+        if not self.unicode:
+            lines = [line.translate(_ASCII).rstrip() for line in lines]  # the thinnest bars become spaces
+        return "\n".join(part for line in lines for part in folded(line, self.width))
 
     def bold(self, text: str) -> str:
         """``text``, bold where colour is on."""

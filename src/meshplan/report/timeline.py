@@ -58,7 +58,7 @@ def draw_timeline(run: Simulation, screen: Screen, *, title: str | None = None) 
         lines.append(f"{f'rank {rank}':<{label}} {row} {share:>5.1%}")
     legend = [f"{letter} {name}" for letter, name in KIND_NAMES.items() if letter in kinds_seen]
     lines.append(f"{'':<{label}} {', '.join(legend)}, {_IDLE} idle")
-    lines.append(f"{'':<{label}} right: share of the step a rank idles")
+    lines.append(f"{'':<{label}} right: share of the pipeline time a rank idles")
     return screen.text("\n".join(lines))
 
 

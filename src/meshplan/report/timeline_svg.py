@@ -212,6 +212,7 @@ def _legend(run: Simulation, sheet: _Sheet, y: float) -> list[str]:
         parts.append(f'<text x="{x + 18:g}" y="{y:g}">{name}</text>')
         x += 40 + 7 * len(name)
     parts.append(
-        f'<text class="r" x="{sheet.width - 8:g}" y="{y:g}">right: share of the step a rank idles</text>'
+        f'<text class="r" x="{sheet.width - 8:g}" y="{y:g}">'
+        "right: share of the pipeline time a rank idles</text>"
     )
     return parts

@@ -131,18 +131,18 @@ def family_columns(families: Mapping[str, Family], title: str) -> list[Column]:
 
     return [
         Column(title=title, cells=list(families)),
-        column("rows", [f"{f.n:,}" for f in found], 3),
+        column("rows", [f"{f.n:,}" for f in found], 4),
         column("time n", [f"{f.step.n:,}" for f in found]),
         column("signed", [_percent(f.step.signed_median, sign=True) for f in found]),
         column("median", [_percent(f.step.median) for f in found]),
-        column("mean", [_percent(f.step.mean) for f in found], 2),
-        column("P90", [_percent(f.step.p90) for f in found]),
-        column("mem n", [f"{f.memory.n:,}" for f in found], 2),
-        column("mem signed", [_percent(f.memory.signed_median, sign=True) for f in found], 1),
-        column("mem median", [_percent(f.memory.median) for f in found], 1),
-        column("mem P90", [_percent(f.memory.p90) for f in found], 1),
-        column("tau", [_number(f.mean_tau) for f in found], 4),
-        column("regret", [_percent(f.mean_regret) for f in found], 4),
+        column("mean", [_percent(f.step.mean) for f in found], 3),
+        column("P90", [_percent(f.step.p90) for f in found], 1),
+        column("mem n", [f"{f.memory.n:,}" for f in found], 3),
+        column("mem signed", [_percent(f.memory.signed_median, sign=True) for f in found], 2),
+        column("mem median", [_percent(f.memory.median) for f in found], 2),
+        column("mem P90", [_percent(f.memory.p90) for f in found], 2),
+        column("tau", [_number(f.mean_tau) for f in found], 5),
+        column("regret", [_percent(f.mean_regret) for f in found], 5),
     ]
 
 
@@ -155,7 +155,7 @@ def stack_columns(summary: Summary) -> list[Column]:
         first,
         Column(title="fitted", cells=[str(len(s.fitted)) for s in stacks.values()], right=True),
         *rest[:10],
-        Column(title="scalars", cells=values, priority=5),
+        Column(title="scalars", cells=values, priority=6),
     ]
 
 

@@ -48,6 +48,9 @@ class TraceFile:
             raise InputError(f"{where} is not text (byte {error.start})") from None
         except (OSError, IsADirectoryError) as error:
             raise InputError(f"{where} cannot be read: {(error.strerror or str(error)).lower()}") from None
+        if not self.events and self.cut:
+            what = "cut off before its first event ends" if self.path.stat().st_size else "empty"
+            raise InputError(f"{where} is not a Chrome trace with events: it is {what}")
         if not self.events and not self.head:
             raise InputError(f"{where} is not a Chrome trace: it has no traceEvents")
 
