@@ -8,13 +8,14 @@ from typing import Annotated
 import cyclopts
 from cyclopts import Parameter
 
-from meshplan.cli.estimate import STACK, V_KINDS, PlanFlags
+from meshplan.cli.estimate import V_KINDS, PlanFlags
 from meshplan.cli.flags import ClusterFlags, SpaceFlags, WorkloadFlags
 from meshplan.cli.help import HelpFormatter
 from meshplan.cli.options import Framework, Json
 from meshplan.cli.question import Question, check_recompute, question
 from meshplan.cost.full.model import FullModel
 from meshplan.cost.full.stack import load_stack
+from meshplan.cost.models import stack_of
 from meshplan.errors import InputError
 from meshplan.export.megatron_plan import pipeline_options
 from meshplan.model.layers import Moe
@@ -94,7 +95,8 @@ def _checked(plan: Plan, asked: Question, framework: str, order: tuple[str, ...]
     if not without or not found.valid:
         return found
     try:
-        plans = price_one(FullModel(stack=load_stack(STACK)), setting, plan, order=order, cut=True).plans
+        full = FullModel(stack=load_stack(stack_of(framework)))
+        plans = price_one(full, setting, plan, order=order, cut=True).plans
         layout = plans.layouts[int(plans.layout[0])]
     except InputError:  # valid as arithmetic goes, but nothing that can be priced
         layout = even_split(layers, stages)

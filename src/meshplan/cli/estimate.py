@@ -3,7 +3,7 @@
 import json
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import cyclopts
@@ -11,13 +11,24 @@ from cyclopts import Group, Parameter
 
 from meshplan.cli.flags import ClusterFlags, Order, SpaceFlags, WorkloadFlags
 from meshplan.cli.help import HelpFormatter
-from meshplan.cli.options import Json, OptionalCount, option, read_degree, read_kind, read_recompute
+from meshplan.cli.job import is_job_file, load_job
+from meshplan.cli.options import (
+    Framework,
+    Json,
+    OptionalCount,
+    option,
+    read_degree,
+    read_kind,
+    read_recompute,
+)
 from meshplan.cli.question import Question, check_recompute, question
 from meshplan.cli.run_flags import RunFlags, need_tokens
 from meshplan.cost.full.explain import Explanation
 from meshplan.cost.full.model import FullModel
 from meshplan.cost.full.stack import load_stack
+from meshplan.cost.models import USUAL_STACK, stack_of
 from meshplan.errors import InputError, shown
+from meshplan.plan.frameworks import framework_defaults
 from meshplan.plan.kinds import CpKind, Recompute, Schedule, Sharding
 from meshplan.plan.plans import DEFAULT_ORDER, Plan
 from meshplan.plan.rules import LAYERS_DIVIDE_PP, LAYERS_DIVIDE_VP, RULES, Setting, broken
@@ -32,7 +43,7 @@ from meshplan.units import format_bytes
 app = cyclopts.App(name="estimate", help_formatter=HelpFormatter())
 
 DOES_NOT_FIT = 1
-STACK = "megatron-core-2025"
+STACK = USUAL_STACK
 MOST_STAGES = 100_000
 _RUN = re.compile(r"(\d{1,6})(?:\s*[x×*]\s*(\d{1,6}))?", re.ASCII)
 V_KINDS = (Schedule.ZB_V, Schedule.V_HALF, Schedule.V_MIN, Schedule.DUALPIPE_V)
@@ -125,7 +136,8 @@ def estimate(
     workload: WorkloadFlags | None = None,
     plan: PlanFlags | None = None,
     run: RunFlags | None = None,
-    stack: Annotated[str, Parameter(metavar="NAME")] = STACK,
+    framework: Annotated[Framework, Parameter(metavar="NAME")] = "any",
+    stack: Annotated[str | None, Parameter(metavar="NAME")] = None,
     fidelity: Annotated[Fidelity, Parameter(metavar="NAME")] = "simulate",
     detail: Annotated[Literal["summary", "memory", "time", "all"], Parameter(metavar="NAME")] = "summary",
     json_: Json = False,
@@ -140,8 +152,11 @@ def estimate(
     model
         A preset (see `meshplan models`), a config.json or its folder, a name in the Hugging Face
         cache, or a job file (.yaml, .toml), of which model, cluster and workload are read.
+    framework
+        Whose software runs the plan, and does what is not said of it in its own way.
     stack
-        Software that runs the training: megatron-core-2025, torchtitan, fsdp-2023, megatron-2022 …
+        Software that runs the training: megatron-core-2025, torchtitan, fsdp-2023, megatron-2022 … (default:
+        that of --framework, or of the job file).
     fidelity
         simulate the pipeline exactly, as `meshplan plan` does for its best plans, or estimate it by
         the closed form.
@@ -151,11 +166,12 @@ def estimate(
         Fetch the config.json of an unknown model from the Hugging Face hub.
     """
     need_tokens(run or RunFlags())
-    full = FullModel(stack=load_stack(stack))
+    job = load_job(model).stack if is_job_file(model) else None
+    full = FullModel(stack=load_stack(stack or job or stack_of(framework)))
     asked = question(
         model, cluster or ClusterFlags(), workload or WorkloadFlags(), SpaceFlags(), download=download
     )
-    flags = plan or PlanFlags()
+    flags = as_in(framework, plan or PlanFlags())
     chosen = plan_of(flags, asked, torch=full.stack.family == "torch")
     found = explain_one(
         full, Setting(asked.model, asked.cluster, asked.workload), chosen,
@@ -187,6 +203,19 @@ def _whole_run(found: Explanation, asked: Question, run: RunFlags | None) -> tup
     screen = Screen.of()
     whole = run_of(asked.model, asked.cluster, asked.workload, found.costs, run)
     return Studies(sections=[run_lines(whole, screen)]).text(screen), {"run": run_data(whole)}
+
+
+def as_in(framework: str, flags: PlanFlags) -> PlanFlags:
+    """The flags with what they leave open as a framework does it; for ``any`` as they are."""
+    if framework == "any":
+        return flags
+    usual = framework_defaults(framework, pp=flags.pp or 1)
+    return replace(
+        flags,
+        sp=flags.sp and usual["sp"],
+        cp_kind=flags.cp_kind or usual["cp_kind"],
+        sharding=usual["sharding"] if flags.sharding is None else flags.sharding,
+    )
 
 
 def plan_of(flags: PlanFlags, asked: Question, *, torch: bool) -> Plan:

@@ -17,6 +17,7 @@ from meshplan.cli.question import question
 from meshplan.cost.costs import Costs
 from meshplan.cost.full.model import FullModel
 from meshplan.cost.full.stack import load_stack
+from meshplan.cost.models import stack_of
 from meshplan.errors import InputError
 from meshplan.export.folder import differences, write
 from meshplan.export.launch import Job, Launch, Note, counted
@@ -48,21 +49,6 @@ MOST_SURE = 100
 """Plans that are made certain at most, whatever the rank asked for."""
 Target = Literal["megatron", "megatron-bridge", "torchtitan", "deepspeed", "accelerate", "pytorch"]
 Launcher = Literal["torchrun", "slurm", "kubernetes", "skypilot"]
-STACKS = {
-    "megatron": "megatron-core-2025", "megatron-bridge": "megatron-core-2025", "torchtitan": "torchtitan",
-    "pytorch": "torchtitan", "deepspeed": "deepspeed", "accelerate": "torchtitan",
-}  # fmt: skip
-"""Whose habits the full cost model prices a target with."""
-
-
-TORCH_SHARDINGS = (Sharding.ZERO2, Sharding.ZERO3)
-SHARDINGS = {
-    "torchtitan": TORCH_SHARDINGS, "pytorch": TORCH_SHARDINGS, "accelerate": TORCH_SHARDINGS,
-    "deepspeed": (Sharding.ZERO1, Sharding.ZERO2, Sharding.ZERO3),
-}  # fmt: skip
-"""Shardings that are one setting's difference in a target, and therefore all tried."""
-
-
 LOST = {
     "torchtitan": ("offload", "capacity factor"), "pytorch": ("offload", "capacity factor"),
     "accelerate": ("offload", "capacity factor"), "deepspeed": ("capacity factor",),
@@ -82,7 +68,7 @@ def as_run(setting: Setting, lost: Iterable[str]) -> Setting:
 
 def prices(target: str, stack: str | None = None) -> FullModel:
     """The full cost model with the habits of a target, or with those of another stack."""
-    return FullModel(stack=load_stack(stack or STACKS[target]))
+    return FullModel(stack=load_stack(stack or stack_of(target)))
 
 
 def price_of(cost_model: FullModel, setting: Setting, plan: Plan, order: tuple[str, ...]) -> Costs:
@@ -106,25 +92,31 @@ def best_plans(
     """The plans that a target can express and would accept, in the order of ``meshplan plan`` (or by another
     ``objective``).
 
-    ``chosen`` holds fields of ``Space`` whose values are given. ``framework``: another one whose rules the
+    ``chosen`` holds fields of ``Space`` whose values are given. Where the target itself accepts none, those
+    count that it can be made to run (``framework_rules``). ``framework``: another one whose rules the
     plans must satisfy instead. The first ``sure`` are simulated.
     """
-    shardings = {"sharding": SHARDINGS[target]} if target in SHARDINGS else {}
+    shardings = {}
     if setting.workload.offload != "none" and target in ("megatron", "megatron-bridge"):
         shardings = {"sharding": (Sharding.ZERO1,)}
     space = Space.of(size, setting.model, target, **{**shardings, **chosen})
-    own = () if framework == "any" else framework_rules(framework or target)
-    rules = dict.fromkeys((*own, *(rule for rule in rules_of("any") if not rule.written or not own)))
-    return planned(
+    ask = partial(
+        planned,
         setting,
         space=space,
         cost_model=cost_model,
-        rules=(*rules, *no_effect_rules(space.values(setting), open_vp=space.vp is None)),
         fidelity="simulate",
         sure=sure,
-        advise=advise,
         objective=objective,
     )
+    if framework is None:
+        ranking = ask(advise=False)
+        if len(ranking):
+            return ranking
+    own = () if framework == "any" else framework_rules(framework or target)
+    rules = dict.fromkeys((*own, *(rule for rule in rules_of("any") if not rule.written or not own)))
+    same = no_effect_rules(space.values(setting), open_vp=space.vp is None)
+    return ask(rules=(*rules, *same), advise=advise)
 
 
 @app.default
@@ -191,11 +183,11 @@ def export(
         space or SpaceFlags(),
         download=download,
     )
-    cost_model = prices(to, stack)
+    told = load_job(model) if is_job_file(model) else None
+    cost_model = prices(to, stack or (told.stack if told else None))
     setting = Setting(asked.model, asked.cluster, asked.workload)
     run = as_run(setting, LOST.get(to, ()))
-    in_job = load_job(model).space if is_job_file(model) else {}
-    chosen = {**in_job, **given(space or SpaceFlags())}
+    chosen = {**(told.space if told else {}), **given(space or SpaceFlags())}
     size = size or SizeFlags()
     search_for = partial(
         best_plans,

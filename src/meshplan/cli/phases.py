@@ -13,6 +13,7 @@ from meshplan.cli.progress import progress
 from meshplan.cli.question import question
 from meshplan.cli.run_flags import RunFlags, power_of, price_of, read_tokens, reliability_of
 from meshplan.cli.wishes import case_of, wish_of
+from meshplan.cost.models import priced_by
 from meshplan.errors import InputError, nearest, shown
 from meshplan.goodput.phases import Phase, plan_phases
 from meshplan.plan.workload import Workload
@@ -35,6 +36,7 @@ def plan_job(
     run: RunFlags | None,
     *,
     cost_model: str | None,
+    stack: str | None = None,
     json_: bool,
     download: bool,
 ) -> int:
@@ -50,9 +52,10 @@ def plan_job(
         replace(flags, seq=first.seq, gbs=first.gbs),
         space or SpaceFlags(),
         cost_model=cost_model,
+        stack=stack,
         download=download,
     )
-    case = replace(case_of(asked, job.stack), workload=first)
+    case = replace(case_of(asked, stack or job.stack), workload=first)
     gpu = case.cluster.gpu
     keep_freed_memory()
     found = plan_phases(
@@ -69,7 +72,7 @@ def plan_job(
         print(json.dumps(data, indent=2, allow_nan=False))
     else:
         screen = Screen.of()
-        lines = [head(case, screen)[0], f"{len(phases)} phases · cost model {case.cost_model.name}", ""]
+        lines = [head(case, screen)[0], f"{len(phases)} phases · {priced_by(case.cost_model)}", ""]
         sys.stdout.write(screen.text("\n".join([*lines, *phases_lines(found, screen)]) + "\n"))
     return 0 if all(bool(p.costs.fits[0]) for p in found.phases) else DOES_NOT_FIT
 

@@ -56,6 +56,7 @@ def plan(
     study: StudyFlags | None = None,
     run: RunFlags | None = None,
     cost_model: Annotated[str | None, Parameter(metavar="NAME", help=PRICED_BY)] = None,
+    stack: Annotated[str | None, Parameter(metavar="NAME")] = None,
     fidelity: Annotated[Fidelity | None, Parameter(metavar="NAME")] = None,
     top: Count = 10,
     format_: Annotated[Format, Parameter(name="--format", metavar="NAME")] = "table",
@@ -83,6 +84,9 @@ def plan(
         cost model; --no-ties ranks by time alone.
     pareto
         Only plans that no other beats in step time, memory and simplicity at once.
+    stack
+        Software that the full cost model assumes: megatron-core-2025, torchtitan, deepspeed … (default: that
+        of --framework).
     fidelity
         estimate ranks by the cost model's closed form; simulate also simulates the pipelines of the best
         plans, as many as it takes to be certain of those shown (default: simulate, where it can).
@@ -111,6 +115,7 @@ def plan(
             one.space,
             run,
             cost_model=cost_model,
+            stack=stack,
             json_=json_,
             download=download,
         )
@@ -128,6 +133,7 @@ def plan(
             variant.workload,
             variant.space,
             cost_model=cost_model,
+            stack=stack,
             download=download,
             size=size,
         )

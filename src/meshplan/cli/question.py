@@ -40,25 +40,29 @@ def question(
     space: SpaceFlags,
     *,
     cost_model: str | None = None,
+    stack: str | None = None,
     download: bool = False,
     size: SizeFlags | None = None,
 ) -> Question:
     """Read a model argument (a model, or a job file) and flags; raises ``InputError``.
 
     ``size``: how many plans to look at and for which framework (default: as ``usual_size`` says).
+    ``stack``: software that the full cost model assumes (default: that of the framework, or of the job file).
     """
     job = load_job(what) if is_job_file(what) else Job(path="", model=what)
     if job.model is None:
         raise InputError(f"{job.where}: model is missing")
     read, size = load_model(job.model, download=download), size or SizeFlags()
-    prices = cost_model_named(cost_model or job.cost_model or DEFAULT)
+    framework, priced = size.framework or "any", cost_model or job.cost_model or DEFAULT
+    stack = stack or (job.stack if priced == "full" else None)
+    prices = cost_model_named(priced, framework=framework, stack=stack)
     for layers, _ in space.recompute or job.space.get("recompute", ()):
         check_recompute(layers, len(read.layers), read.name)
     return Question(
         cluster=_cluster(given(cluster), job),
         workload=_workload({**job.workload, **given(workload)}, job),
         space=Space.of(
-            size.space or usual_size(prices), read, size.framework or "any", **{**job.space, **given(space)}
+            size.space or usual_size(prices), read, framework, **{**job.space, **given(space)}
         ),
         cost_model=prices,
         model=read,

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import cyclopts
 from cyclopts import Parameter
 
-from meshplan.cli.export import SHARDINGS, best_plans, price_of, prices
+from meshplan.cli.export import best_plans, price_of, prices
 from meshplan.cli.flags import ClusterFlags, WorkloadFlags, habits
 from meshplan.cli.job import is_job_file, is_phased
 from meshplan.cli.options import Json
@@ -169,7 +169,7 @@ def _better(cost_model: FullModel, reading: Reading, costs: Costs | None) -> Bet
     own = {
         "order": reading.order,
         "recompute": tuple(dict.fromkeys((*space.recompute, recompute))),
-        "sharding": tuple(dict.fromkeys((*SHARDINGS.get(reading.kind, space.sharding), plan.sharding))),
+        "sharding": tuple(dict.fromkeys((*space.sharding, plan.sharding))),
     }
     try:
         ranking = best_plans(setting, reading.kind, own, cost_model, advise=False)

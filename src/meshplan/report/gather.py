@@ -48,7 +48,7 @@ def report_data(
     command line as typed (default: one that asks the same). ``told`` is called with the name of each part
     that takes a moment.
     """
-    cost_model = cost_model or cost_model_named(ranking.cost_model)
+    cost_model = cost_model or cost_model_named(ranking.cost_model, stack=ranking.stack)
     word = model_word(ranking.model, ranking.model.source or "config.json")
     asked = (ranking.model, ranking.cluster, ranking.workload, ranking.space, ranking.cost_model)
     kept = min(len(ranking), MOST_POINTS)

@@ -34,6 +34,7 @@ def ranking_data(ranking: Ranking, top: int | None = None) -> dict[str, Any]:
         "cluster": cluster_data(ranking.cluster, ranking.costs.memory_limit_bytes),
         "workload": workload_data(ranking.workload),
         "cost_model": ranking.cost_model,
+        "stack": ranking.stack,
         "order": "-".join(ranking.space.order),
         "counts": {
             "candidates": ranking.counts.candidates,

@@ -98,7 +98,8 @@ def _asked_again(saved: Mapping[str, Any]) -> tuple[Ranking, CostModel]:
     cluster = Cluster(
         gpu=load_gpu(where["gpu"]), gpus=where["gpus"], tiers=tiers, name=where["name"], described=tiers
     )
-    cost_model = cost_model_named(saved["cost_model"])
+    stack = saved.get("stack")
+    cost_model = cost_model_named(saved["cost_model"], framework=saved.get("framework", "any"), stack=stack)
     workload = workload_of(work)
     size, framework = saved.get("space", "plain"), saved.get("framework", "any")
     space = Space.of(size, model, framework, order=order_of_data(saved["order"]))

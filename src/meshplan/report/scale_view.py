@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from meshplan.cost.models import priced_by
 from meshplan.report.parts import step_time, wrap
 from meshplan.report.plan_rows import plan_data
 from meshplan.report.plan_view import plan_names
@@ -73,7 +74,7 @@ def _point_data(case: Case, point: Point) -> dict[str, Any]:
 
 def _ask(case: Case) -> str:
     workload = case.workload
-    return f"seq {workload.seq:,} · {workload.precision} · cost model {case.cost_model.name}"
+    return f"seq {workload.seq:,} · {workload.precision} · {priced_by(case.cost_model)}"
 
 
 def _title(name: str) -> str:

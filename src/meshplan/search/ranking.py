@@ -111,6 +111,8 @@ class Ranking:
     nothing: Nothing | None = None
     """Set when no plan fits."""
     objective: Objective = "step"
+    stack: str | None = None
+    """Software that the cost model assumes, by the name of its stack; ``None`` where it knows none."""
     band: float = 0.0
     """Plans whose step times differ by less, relatively, are as good: the usual error of the cost model."""
     simulated: Simulated | None = None

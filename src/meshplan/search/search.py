@@ -9,7 +9,7 @@ import numpy as np
 
 from meshplan.cluster.cluster import Cluster
 from meshplan.cost.costs import CostModel, Costs
-from meshplan.cost.models import cost_model_named
+from meshplan.cost.models import cost_model_named, stack_name
 from meshplan.model.model import Model
 from meshplan.plan.plans import AUTO_LAYERS, Ints, Plans
 from meshplan.plan.rules import Rule, Setting, rules_of
@@ -83,7 +83,7 @@ def search(
     space asks for, or cannot simulate.
     """
     space = Space() if space is None else space
-    cost_model = cost_model_named() if cost_model is None else cost_model
+    cost_model = cost_model_named(framework=space.framework) if cost_model is None else cost_model
     setting = Setting(model, cluster, workload)
     if fidelity is None:
         fidelity = "simulate" if can_simulate(cost_model) else "estimate"
@@ -121,6 +121,7 @@ def search(
         workload=workload,
         space=space,
         cost_model=cost_model.name,
+        stack=stack_name(cost_model),
         costs=costs.take(simpler),
         counts=Counts(
             candidates=funnel.candidates,

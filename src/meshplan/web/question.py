@@ -166,7 +166,8 @@ def question_of(address: Address, *, sliders: bool = True) -> Asked:
         numbers = {name: _scaled(number, _log(values, name)) for name, number in numbers.items()}
         cluster = _slid(cluster, values)
     workload = Workload(seq=numbers["seq"], gbs=numbers["gbs"], precision=values.get("precision", "bf16"))
-    prices = cost_model_named(values.get("cost_model", DEFAULT))
+    framework = values.get("framework", "any")
+    prices = cost_model_named(values.get("cost_model", DEFAULT), framework=framework)
     asked = Asked(
         key=(address if sliders else address.without(*LOGS)).asked,
         model=model,
