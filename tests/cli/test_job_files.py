@@ -10,6 +10,8 @@ import pytest
 
 from meshplan.cli import main
 
+CLUSTER_FILE = Path(__file__).parents[2] / "examples" / "cluster.yaml"
+
 JOB = """\
 model: llama-3.1-70b
 cluster:
@@ -151,7 +153,7 @@ REFUSED = [
         "--nic contradicts the tiers of job file",
     ),
     (
-        ("cluster:\n  gpu: h100-sxm\n  gpus: 64", "cluster: ours.yaml"),
+        ("cluster:\n  gpu: h100-sxm\n  gpus: 64", f"cluster: {CLUSTER_FILE}"),
         ["--gpu", "h200"],
         "--gpu contradicts the cluster file",
     ),

@@ -31,13 +31,14 @@ def test_deepseek_v3_total(capsys: pytest.CaptureFixture[str]) -> None:
     """arXiv 2412.19437, table 1: 2.664 M H800 hours for 14.8 T tokens, 2.788 M with the extension of the
     context; $2 an hour make $5.576 M."""
     code = main(["plan", str(EXAMPLES / "deepseek-v3.yaml"), "--json"])
-    assert code in (0, 1)  # the layout is theirs, whatever the estimate says of its memory
+    assert code == 0  # it ran, so that it must fit
     data = json.loads(capsys.readouterr().out)
     assert data["tokens"] == pytest.approx(14.8e12 + 1000 * (1920 * 32768 + 480 * 131072))
     assert data["gpu_hours"] == pytest.approx(2.788e6, rel=0.15)
     assert data["usd"] == pytest.approx(5.576e6, rel=0.15)
-    before = [p["run"]["gpu_hours"] for p in data["phases"][:2]]
-    assert sum(before) == pytest.approx(2.664e6, rel=0.16)
+    hours = [p["run"]["gpu_hours"] for p in data["phases"]]
+    assert sum(hours[:2]) == pytest.approx(2.664e6, rel=0.16)
+    assert sum(hours[2:]) == pytest.approx(0.119e6, rel=0.15)
 
 
 def test_deepseek_v3_hours_of_one_plan(capsys: pytest.CaptureFixture[str]) -> None:

@@ -54,6 +54,7 @@ def plan_job(
         cost_model=cost_model,
         stack=stack,
         download=download,
+        phased=True,
     )
     case = replace(case_of(asked, stack or job.stack), workload=first)
     gpu = case.cluster.gpu

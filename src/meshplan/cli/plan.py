@@ -107,6 +107,10 @@ def plan(
     if is_phased(model):
         from meshplan.cli.phases import plan_job
 
+        pictures = [flag for flag, path in (("--html", html), ("--svg", svg)) if path is not None]
+        if pictures or format_ not in ("table", "json"):
+            flag = pictures[0] if pictures else f"--format {format_}"
+            raise InputError(f"{flag} shows one ranking, and a job of phases has none; use --json or the table")
         one = only_variant(workload, space, "and the phases are planned for one")
         return plan_job(
             model,

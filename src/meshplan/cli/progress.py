@@ -1,5 +1,6 @@
 """What a command is doing, on standard error, when it takes longer than a moment."""
 
+import json
 import os
 import sys
 import time
@@ -18,6 +19,11 @@ def hush(on: bool) -> None:
 def hushed() -> bool:
     """Whether nothing may be told."""
     return _told["hushed"]
+
+
+def note(text: str) -> None:
+    """Something to know about the answer, on standard error; with ``--json`` as an object."""
+    print(json.dumps({"note": text}) if hushed() else f"note: {text}", file=sys.stderr)
 
 
 def progress() -> Callable[[str], None]:

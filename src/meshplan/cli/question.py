@@ -6,6 +6,7 @@ from typing import Any
 
 from meshplan.cli.flags import ClusterFlags, SizeFlags, SpaceFlags, WorkloadFlags, given
 from meshplan.cli.job import Job, is_job_file, load_job
+from meshplan.cli.progress import note
 from meshplan.cluster.cluster import Cluster
 from meshplan.cluster.files import cluster_of_table, load_cluster
 from meshplan.cluster.presets import cluster_of
@@ -43,6 +44,7 @@ def question(
     stack: str | None = None,
     download: bool = False,
     size: SizeFlags | None = None,
+    phased: bool = False,
 ) -> Question:
     """Read a model argument (a model, or a job file) and flags; raises ``InputError``.
 
@@ -52,6 +54,10 @@ def question(
     job = load_job(what) if is_job_file(what) else Job(path="", model=what)
     if job.model is None:
         raise InputError(f"{job.where}: model is missing")
+    if job.phases and not phased and {"seq", "gbs"} <= {*job.workload, *given(workload)}:
+        note(
+            f"{job.where} has phases, which `meshplan plan` alone reads; this is its workload without them"
+        )
     read, size = load_model(job.model, download=download), size or SizeFlags()
     framework, priced = size.framework or "any", cost_model or job.cost_model or DEFAULT
     stack = stack or (job.stack if priced == "full" else None)
