@@ -19,6 +19,7 @@ from meshplan.plan.space import Space
 from meshplan.plan.workload import Workload
 from meshplan.report.gather import report_data
 from meshplan.report.html import report_html, report_pictures
+from meshplan.search.band import ranking_band
 from meshplan.search.ranking import Ranking
 from meshplan.search.search import search
 
@@ -288,6 +289,7 @@ def small_ranking() -> Ranking:
         Workload(seq=8192, gbs=512),
         space=Space.of("small", model),
         cost_model=model_costs,
+        band=ranking_band("full", model),
     )
 
 

@@ -237,7 +237,7 @@ def test_why_not_twin_is_what_the_command_prints(
 ) -> None:
     for why, code in (("tp3", 1), ("tp1,pp8", 0)):
         told = printed(capsys, ["why-not", *FLAGS, "--plan", why], code=code)
-        assert page.get("/why-not.json" + query(why=why, space="plain")).text == told
+        assert page.get("/why-not.json" + query(why=why)).text == told
 
 
 def test_scale_twin_is_what_the_command_prints(page: TestClient, capsys: pytest.CaptureFixture[str]) -> None:
