@@ -20,6 +20,7 @@ ELSEWHERE = {
     "memory-check": "needs PyTorch; run with the oracle tests",
     "calibrate --processes": "times this machine; run in tests/calibrate",
     "calibrate --samples machine.samples.json --from": "reads a log of nccl-tests; run in tests/calibrate",
+    "calibrate --from": "reads results of measure; run in tests/calibrate",
     "validate": "takes seconds and is held to its page in tests/validation",
 }
 """Commands that are shown and not run here, and why."""

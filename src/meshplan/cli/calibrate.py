@@ -49,6 +49,7 @@ def calibrate(
         tuple[Path, ...],
         Parameter(
             name="--from",
+            negative=(),
             metavar="FILE",
             help="What there is already: results.jsonl, a log of nccl-tests, a table of kernel times (.csv).",
         ),
