@@ -29,7 +29,7 @@ MAPS = frozenset({
     "active_parts", "additional", "by", "coordinates", "defaults", "environment", "fitted", "flop_per_token",
     "flop_per_token_with_mtp", "forward_flop_per_token", "grouped_by", "groups", "hidden", "inside_node",
     "memory", "neighbours", "packages", "parts", "peak_flops", "removed", "shares", "sizes", "skipped",
-    "stacks", "step", "time", "versions", "work",
+    "stacks", "step", "time", "versions", "wish", "work",
 })  # fmt: skip
 """Objects under these keys have free keys: rules, parts, families."""
 UNITS = {
@@ -79,11 +79,13 @@ def schema_of(name: str, entry: Mapping[str, Any]) -> dict[str, Any] | None:
     ]
     if not found:
         return None
+    other = [data for line in entry.get("or", ()) if (data := printed(line)) is not None]
+    shape = inferred(found, "")
     return {
         "$schema": DIALECT,
         "title": f"meshplan {name} --json",
         "description": entry["about"],
-        **inferred(found, ""),
+        **({"anyOf": [shape, inferred(other, "")]} if other else shape),
     }
 
 
@@ -94,6 +96,7 @@ def printed(line: str) -> Any:
         for part in line.split(" => "):
             Path("answer.json").write_text(text, encoding="utf-8")
             filled = part.replace("{samples}", str(HERE / "samples")).replace("{scratch}", scratch)
+            filled = filled.replace("{examples}", str(HERE.parent / "examples"))
             out = io.StringIO()
             with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
                 meshplan([*shlex.split(filled), "--json"])
@@ -165,6 +168,9 @@ def kind(value: Any) -> str:
 
 def mismatches(value: Any, schema: Mapping[str, Any], where: str = "$") -> Iterable[str]:
     """Where ``value`` is not as ``schema`` says, for the schemas written here."""
+    if "anyOf" in schema:  # of shapes that do not fit, the one that fits best says what is wrong
+        yield from min((list(mismatches(value, shape, where)) for shape in schema["anyOf"]), key=len)
+        return
     types = schema.get("type")
     allowed = [types] if isinstance(types, str) else (types or [])
     found = kind(value)

@@ -60,6 +60,33 @@ def test_schemas_hold_for_other_questions(capsys: pytest.CaptureFixture[str]) ->
         assert list(TOOL.mismatches(json.loads(capsys.readouterr().out), schema(name))) == []
 
 
+H100 = "--gpu h100-sxm --gpus 64 --seq 8192 --gbs 512"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"estimate llama-3.1-70b {H100} --tp 8 --pp 4 --vp 5",  # an even layout
+        f"plan llama-3.1-70b {H100} --top 2 --explain-steps --tokens 1T --no-failures",
+        f"check llama-3.1-70b {H100} --tp 8 --pp 3",
+        f"why-not llama-3.1-70b {H100} --tp 8 --cp 2 --sharding zero3",
+        "rules torchtitan-kv-heads",
+        "models show glm-4.5-air",
+    ],
+)
+def test_schemas_hold_for_more_questions(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = line.split()
+    main([*words, "--json"])
+    name = "models-show" if words[0] == "models" else words[0]
+    assert list(TOOL.mismatches(json.loads(capsys.readouterr().out), schema(name))) == []
+
+
+def test_one_of_several_shapes_must_fit() -> None:
+    wanted = {"anyOf": [TOOL.inferred([{"a": 1, "b": 2}], ""), TOOL.inferred([{"c": "x"}], "")]}
+    assert list(TOOL.mismatches({"c": "y"}, wanted)) == []
+    assert list(TOOL.mismatches({"a": 1}, wanted)) == ["$.b is missing"]
+
+
 @pytest.mark.parametrize(
     ("value", "words"),
     [
