@@ -184,7 +184,7 @@ def test_interrupt_is_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     def interrupted(*args: object, **kwargs: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("meshplan.cli.plan.search", interrupted)
+    monkeypatch.setattr("meshplan.cli.plan.planned", interrupted)
     assert main(plan()) == 130
     assert capsys.readouterr() == ("", "error: interrupted\n")
 
@@ -195,7 +195,7 @@ def test_a_bug_is_one_line_with_what_to_do(
     def broken(*args: object, **kwargs: object) -> None:
         raise ZeroDivisionError("two\nlines")
 
-    monkeypatch.setattr("meshplan.cli.plan.search", broken)
+    monkeypatch.setattr("meshplan.cli.plan.planned", broken)
     assert main(plan()) == 70
     err = capsys.readouterr().err
     assert err.startswith("error: a bug in meshplan")

@@ -24,6 +24,7 @@ from meshplan.export.launch import Job, Launch, Note, counted
 from meshplan.export.launchers import IMAGE
 from meshplan.export.targets import export as make
 from meshplan.model.model import Model
+from meshplan.plan.frameworks import framework_values
 from meshplan.plan.kinds import Sharding
 from meshplan.plan.plans import Plan, Plans
 from meshplan.plan.rules import Setting, framework_rules, rules_of
@@ -92,9 +93,9 @@ def best_plans(
     """The plans that a target can express and would accept, in the order of ``meshplan plan`` (or by another
     ``objective``).
 
-    ``chosen`` holds fields of ``Space`` whose values are given. Where the target itself accepts none, those
-    count that it can be made to run (``framework_rules``). ``framework``: another one whose rules the
-    plans must satisfy instead. The first ``sure`` are simulated.
+    ``chosen`` holds fields of ``Space`` whose values are given. Where the target itself accepts no plan, or
+    not all that is chosen, those count that it can be made to run (``framework_rules``). ``framework``:
+    another one whose rules the plans must satisfy instead. The first ``sure`` are simulated.
     """
     shardings = {}
     if setting.workload.offload != "none" and target in ("megatron", "megatron-bridge"):
@@ -109,7 +110,8 @@ def best_plans(
         sure=sure,
         objective=objective,
     )
-    if framework is None:
+    limits = framework_values(target)
+    if framework is None and all(set(chosen[name]) <= set(limits[name]) for name in limits if name in chosen):
         ranking = ask(advise=False)
         if len(ranking):
             return ranking
