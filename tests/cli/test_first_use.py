@@ -14,6 +14,7 @@ from meshplan.cli.progress import hush, note, progress
 
 ROOT = Path(__file__).parents[2]
 PHASES = str(ROOT / "examples" / "deepseek-v3.yaml")
+LLAMA = "llama-3.1-8b --gpu h100-sxm --gpus 8 --seq 4096 --gbs 64"
 
 
 class Terminal:
@@ -77,6 +78,13 @@ def test_no_progress_into_files(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert capsys.readouterr().err == ""
     note("read twice")
     assert capsys.readouterr().err == "note: read twice\n"
+
+
+def test_sequence_parallel_takes_a_value(capsys: pytest.CaptureFixture[str]) -> None:
+    ask = ["plan", *LLAMA.split(), "--tp", "2", "--pp", "1", "--json"]
+    for words, used in (("off", {False}), ("on", {True}), ("on,off", {True, False})):
+        assert main([*ask, "--sp", words, "--top", "50"]) == 0
+        assert {plan["sp"] for plan in json.loads(capsys.readouterr().out)["plans"]} == used
 
 
 def test_phases_have_no_single_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

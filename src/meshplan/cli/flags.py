@@ -33,7 +33,8 @@ Shardings = Annotated[tuple[Sharding, ...] | None, option(read_kind(Sharding), m
 Recomputes = Annotated[
     tuple[tuple[int, Recompute], ...] | None, option(read_recompute, many=True, metavar="HOW")
 ]
-Switches = Annotated[tuple[bool, ...] | None, option(read_switch, many=True, metavar="on|off")]
+# of int, which bool is one of: a bool would be a flag without a value
+Switches = Annotated[tuple[int, ...] | None, option(read_switch, many=True, metavar="on|off")]
 CpKinds = Annotated[tuple[CpKind, ...] | None, option(read_kind(CpKind), many=True, metavar="NAME")]
 Order = Annotated[tuple[str, ...] | None, option(read_order, metavar="DIMS")]
 Orders = Annotated[tuple[tuple[str, ...], ...] | None, option(read_order, many=True, metavar="DIMS")]
