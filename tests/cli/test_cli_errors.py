@@ -70,7 +70,7 @@ SENTENCES = [
     (plan("--nic", "fast"), "nic: 'fast' is not a bandwidth"),
     (plan("--cluster", CLUSTER_FILE), "--gpu contradicts the cluster file"),
     (plan("--cluster", "no.yaml"), "cluster file 'no.yaml' does not exist"),
-    (plan("--price", "3", "--no-failures"), "--price, --no-failures are about a whole run; say how long with"),
+    (plan("--price", "3", "--no-failures"), "--price, --no-failures are about a whole run; say how long"),
     (["mfu", MODEL, "--gpu", "h100", "--tokens-per-s", "99999"], "no GPU does that"),
     (["mfu", MODEL, "--gpu", "h100", "--tflops", "990"], "at most 989 TFLOP/s in dense bf16, not 990"),
     (["plan", MODEL, "--cluster", "no.yaml", *BASE[4:]], "cluster file 'no.yaml' does not exist"),

@@ -110,7 +110,9 @@ def plan(
         pictures = [flag for flag, path in (("--html", html), ("--svg", svg)) if path is not None]
         if pictures or format_ not in ("table", "json"):
             flag = pictures[0] if pictures else f"--format {format_}"
-            raise InputError(f"{flag} shows one ranking, and a job of phases has none; use --json or the table")
+            raise InputError(
+                f"{flag} shows one ranking, and a job of phases has none; use --json or the table"
+            )
         one = only_variant(workload, space, "and the phases are planned for one")
         return plan_job(
             model,

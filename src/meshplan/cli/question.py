@@ -55,9 +55,7 @@ def question(
     if job.model is None:
         raise InputError(f"{job.where}: model is missing")
     if job.phases and not phased and {"seq", "gbs"} <= {*job.workload, *given(workload)}:
-        note(
-            f"{job.where} has phases, which `meshplan plan` alone reads; this is its workload without them"
-        )
+        note(f"{job.where} has phases, which `meshplan plan` alone reads; this is its workload without them")
     read, size = load_model(job.model, download=download), size or SizeFlags()
     framework, priced = size.framework or "any", cost_model or job.cost_model or DEFAULT
     stack = stack or (job.stack if priced == "full" else None)
@@ -67,9 +65,7 @@ def question(
     return Question(
         cluster=_cluster(given(cluster), job),
         workload=_workload({**job.workload, **given(workload)}, job),
-        space=Space.of(
-            size.space or usual_size(prices), read, framework, **{**job.space, **given(space)}
-        ),
+        space=Space.of(size.space or usual_size(prices), read, framework, **{**job.space, **given(space)}),
         cost_model=prices,
         model=read,
     )

@@ -43,8 +43,8 @@ def export_text(
             lines += indented(_note(note, cost), screen.width)
         lines.append("")
     lines += [f"  {folder.rstrip('/')}/{file}" for file in launch.files]
-    lines += ["", f"start: {start_command(launch, folder)}"]
-    return screen.text("\n".join(lines) + "\n")
+    # A command to copy is not broken over lines.
+    return screen.text("\n".join([*lines, "", ""])) + f"start: {start_command(launch, folder)}\n"
 
 
 def start_command(launch: Launch, folder: str) -> str:

@@ -51,7 +51,8 @@ def what_if(case: Case, text: str) -> WhatIf:
 
     Raises ``InputError`` for a change that is not known, cannot be read or cannot be.
     """
-    then, changes = case, []
+    then = case
+    changes: list[Changed] = []
     seen: dict[object, str] = {}
     for part in text.split(","):
         name, sign, value = (word.strip() for word in part.partition("="))
