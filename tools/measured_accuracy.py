@@ -105,7 +105,6 @@ def measure(folder: Path, specs: list[RunSpec], *, ranks: int, rounds: int, step
         return 1
     asked = {"rounds": rounds, "steps": steps, "most_bytes": 1 << 24, "runs": [spec_data(s) for s in specs]}
     (folder / "runs.json").write_text(json.dumps(asked))
-    os.environ.setdefault("MESHPLAN_BUDGET_S", "0.05")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     command = [
         sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", "{host}",

@@ -33,7 +33,7 @@ from meshplan.report.launch_view import export_data, export_text
 from meshplan.report.screen import Screen
 from meshplan.search.fidelity import simulate_all
 from meshplan.search.objective import Objective
-from meshplan.search.planned import planned
+from meshplan.search.planned import planned, usual_size
 from meshplan.search.ranking import Ranking
 from meshplan.search.reasons_compare import with_memory
 from meshplan.search.same import no_effect_rules
@@ -197,7 +197,7 @@ def export(
         chosen=chosen,
         cost_model=cost_model,
         framework=size.framework,
-        size=size.space or "small",
+        size=size.space or usual_size(cost_model),
     )
     ranking = search_for(run, sure=min(plan, MOST_SURE))
     if allow_oversize and not len(ranking):

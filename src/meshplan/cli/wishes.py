@@ -13,9 +13,9 @@ from meshplan.cost.models import COST_MODELS, DEFAULT
 from meshplan.errors import InputError
 from meshplan.model.model import Model
 from meshplan.plan.space import Space
-from meshplan.report.band import error_band
 from meshplan.report.plan_key import read_plan
 from meshplan.report.why_not_view import value_words
+from meshplan.search.band import error_band
 from meshplan.search.fidelity import can_simulate
 from meshplan.search.reasons import Case, Wish
 

@@ -12,7 +12,6 @@ import meshplan
 from meshplan.cost.costs import CostModel, Costs
 from meshplan.cost.models import cost_model_named
 from meshplan.errors import MeshplanError
-from meshplan.report.band import error_band
 from meshplan.report.estimate_view import stage_data
 from meshplan.report.job_text import job_text, model_word, plan_command
 from meshplan.report.pipeline_run import durations_data, stages_data
@@ -20,6 +19,7 @@ from meshplan.report.plan_key import plan_key
 from meshplan.report.plan_rows import plan_data, ranking_data
 from meshplan.report.plan_view import plan_names, shown_rows
 from meshplan.report.studies import Told, case_of, gpu_counts, scaling_of, sensitivities_of
+from meshplan.search.band import error_band
 from meshplan.search.ranking import Ranking
 
 SCHEMA_VERSION = 1

@@ -36,8 +36,8 @@ def plan_text(ranking: Ranking, top: int, screen: Screen) -> str:
     lines = [*_question(ranking, screen), *wrap(_funnel(ranking), screen.width)]
     simulated = _simulated(ranking)
     lines += [*(wrap(simulated, screen.width) if simulated else []), ""]
+    shown = shown_rows(ranking, top)
     if len(ranking):
-        shown = shown_rows(ranking, top)
         columns, short = _fitting(ranking, shown, screen.width)
         head, *rows = table(columns, screen.width)
         lines += [screen.bold(head), *rows]
@@ -45,7 +45,7 @@ def plan_text(ranking: Ranking, top: int, screen: Screen) -> str:
             lines += wrap("vpN: N virtual stages a rank, interleaved", screen.width)
         lines += [line for text in _ties(ranking, shown) for line in wrap(text, screen.width)]
         lines += ["", *_best(ranking, screen)]
-    lines += [line for text in _closing(ranking, top) for line in wrap(text, screen.width)]
+    lines += [line for text in _closing(ranking, shown) for line in wrap(text, screen.width)]
     return screen.text("\n".join(lines).rstrip() + "\n")
 
 
@@ -248,7 +248,7 @@ def _first(parts: Mapping[str, Floats]) -> dict[str, float]:
     return {name: float(values[0]) for name, values in parts.items()}
 
 
-def _closing(ranking: Ranking, top: int) -> list[str]:
+def _closing(ranking: Ranking, shown: Sequence[int]) -> list[str]:
     lines = []
     miss = ranking.closest_miss
     lines += [f"note: {text}" for text in beyond(ranking.model, ranking.workload)]
@@ -257,12 +257,10 @@ def _closing(ranking: Ranking, top: int) -> list[str]:
         name = plan_names(miss.costs.plans, ranking.space.order)[0]
         need, more = format_bytes(miss.costs.memory_bytes[0]), format_bytes(miss.excess_bytes)
         lines.append(f"closest miss: {name} needs {need}, {more} too much{_miss_gain(ranking, miss.costs)}")
-    rows = np.array(shown_rows(ranking, top), dtype=np.int64)
-    if len(ranking) > (shown := len(rows)):
+    rows = np.array(shown, dtype=np.int64)
+    if len(ranking) > len(rows):
         feasible = ranking.counts.feasible
-        lines.append(
-            f"showing {shown:,} of {feasible:,} feasible plans{_what(ranking, rows)}; --top shows more"
-        )
+        lines.append(f"showing {len(rows):,} of {feasible:,} feasible plans{_what(rows)}; --top shows more")
     if len(ranking) and ranking.simulated is not None and not ranking.simulated.rows[rows].all():
         lines.append("~: closed form, not simulated")
     if len(ranking) and (ranking.costs.plans.recompute_layers[rows] > 0).any():
@@ -270,7 +268,7 @@ def _closing(ranking: Ranking, top: int) -> list[str]:
     return lines
 
 
-def _what(ranking: Ranking, rows: Ints) -> str:
+def _what(rows: Ints) -> str:
     """What is shown where rows are left out between."""
     if not len(rows) or rows[-1] == len(rows) - 1:
         return ""

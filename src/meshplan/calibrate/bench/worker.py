@@ -31,8 +31,6 @@ CPU_SHAPES = (
     (1024, 1024, 1024),
 )
 GPU_SHAPES = tuple((m, n, k) for m in (1024, 4096, 8192) for n in (2048, 8192) for k in (1024, 4096, 8192))
-BUDGET_S = float(os.environ.get("MESHPLAN_BUDGET_S") or 0.25)
-"""Time spent on one operation of one size, if it is short."""
 CPU_TOKENS, GPU_TOKENS = (128, 512), (1024, 4096, 8192)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib import import_module
 
 import numpy as np
@@ -342,8 +342,3 @@ def _assumptions(c: Context) -> Iterator[str]:
     if bool((c.ranks > 1).any()) and c.plans.layout[0] < 0 and len(c.model.layers) % int(c.plans.pp[0]):
         yield "layers that do not divide over the stages leave the first and last stage one short"
     yield from c.model.notes
-
-
-def stack_values(stack: Stack) -> Mapping[str, object]:
-    """Every switch and scalar of ``stack`` by name, for JSON."""
-    return {f.name: getattr(stack, f.name) for f in fields(stack) if f.name != "sources"}
