@@ -56,6 +56,23 @@ def estimates(*rows):
     return [(o.step_s, o.memory_bytes) for o in price_cases(cases)]
 
 
+# ── rows whose words need reading ────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(("gpus", "gbs", "measured_s"), [(256, 768, 40.0), (3072, 6144, 29.02)])
+def test_zero2_under_a_megatron_pipeline_reduces_gradients_once_a_step(gpus, gbs, measured_s):
+    # The Megatron-LM baseline of arXiv 2402.15627, Tables 2 and 3, which calls its optimizer ZeRO-2. Reduced
+    # after each of the 192 (or 128) micro-batches, gradients alone would take twice the measured step.
+    row = {
+        "source": "paper-MegaScale", "model": "GPT3-175B", "layers": 96, "hidden": 12288, "heads": 96,
+        "kv_heads": 96, "head_dim": 128, "ffn": 49152, "vocab": 64000, "gated": 0, "seq": 2048, "gpu": "A100",
+        "gpus": gpus, "gbs": gbs, "tp": 8, "pp": 8, "vp": 6, "dp": gpus // 64, "sharding": "zero2",
+    }  # fmt: skip
+    (case,) = (case_of(row) for row in parse_rows(table(row), "t"))
+    assert "sharding" in case.assumed
+    assert estimates(row)[0][0] == pytest.approx(measured_s, rel=0.12)
+
+
 # ── figures with known answers ───────────────────────────────────────────────────────────────────
 
 

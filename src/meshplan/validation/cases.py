@@ -226,6 +226,9 @@ def _plan(row: Row, model: Model, source: Source, assumed: list[str]) -> Plan:
         sharding = Sharding.ZERO2
     if sharding is None:
         raise SkippedError(f"sharding {row.text['sharding']!r} not modelled", "sharding")
+    if sharding == Sharding.ZERO2 and pp > 1 and source.stack.startswith("megatron"):
+        sharding = Sharding.ZERO1  # Megatron adds up whole gradients and reduces them once a step
+        assumed.append("sharding")
     if gbs is None:
         raise SkippedError("global batch missing", "gbs")
     if mbs is None:
