@@ -54,6 +54,23 @@ def test_flash_attention_2_on_hopper() -> None:
     assert backward == pytest.approx([214, 322], rel=0.05)
 
 
+@pytest.mark.parametrize(
+    ("kernel", "head_dim", "causal", "tflops"),
+    [
+        ("fa3", 64, False, 120.1), ("fa3", 64, True, 100.3), ("fa3", 128, False, 126.2), ("fa3", 128, True, 107.8),
+        ("fa2", 64, False, 81.8), ("fa2", 64, True, 71.0), ("fa2", 128, False, 83.7), ("fa2", 128, True, 65.9),
+    ],
+)  # fmt: skip
+def test_slow_matrix_units_wait_for_nothing(kernel: str, head_dim: int, causal: bool, tflops: float) -> None:
+    # H20, 2 sequences of 2,048, model width 2,048: github.com/Dao-AILab/flash-attention issue 1310.
+    heads = 2048 // head_dim
+    found = attention_seconds(
+        load_profile("h20"), batch=2, heads=heads, head_dim=head_dim, seq_q=2048, causal=causal, kernel=kernel
+    )
+    flops = 4 * 2 * heads * 2048**2 * head_dim * (0.5 if causal else 1)
+    assert flops / float(found.forward) == pytest.approx(tflops * 1e12, rel=0.03)
+
+
 def test_latent_attention_on_hopper() -> None:
     """DeepSeek-V3's heads (192 and 128) with cuDNN: 553/422 TFLOP/s at 4,096 and 638/523 at 16,384."""
     forward, backward = rates(
