@@ -57,8 +57,10 @@ def test_flash_attention_2_on_hopper() -> None:
 @pytest.mark.parametrize(
     ("kernel", "head_dim", "causal", "tflops"),
     [
-        ("fa3", 64, False, 120.1), ("fa3", 64, True, 100.3), ("fa3", 128, False, 126.2), ("fa3", 128, True, 107.8),
-        ("fa2", 64, False, 81.8), ("fa2", 64, True, 71.0), ("fa2", 128, False, 83.7), ("fa2", 128, True, 65.9),
+        ("fa3", 64, False, 120.1), ("fa3", 64, True, 100.3),
+        ("fa3", 128, False, 126.2), ("fa3", 128, True, 107.8),
+        ("fa2", 64, False, 81.8), ("fa2", 64, True, 71.0),
+        ("fa2", 128, False, 83.7), ("fa2", 128, True, 65.9),
     ],
 )  # fmt: skip
 def test_slow_matrix_units_wait_for_nothing(kernel: str, head_dim: int, causal: bool, tflops: float) -> None:
