@@ -73,6 +73,12 @@ def test_zero2_under_a_megatron_pipeline_reduces_gradients_once_a_step(gpus, gbs
     assert estimates(row)[0][0] == pytest.approx(measured_s, rel=0.12)
 
 
+def test_what_notes_say_of_the_optimizer():
+    note = "Megatron-SWIFT; OPTIMIZER CPU OFFLOAD 100%; cross-entropy fusion"
+    cases = [case_of(row) for row in parse_rows(table({}, {"id": "b", "notes": note}), "t")]
+    assert [c.workload.offload for c in cases] == ["none", "optimizer"]
+
+
 # ── figures with known answers ───────────────────────────────────────────────────────────────────
 
 

@@ -100,7 +100,8 @@ def case_of(row: Row, *, stack: str | None = None) -> Case:
     if gbs is None:
         raise SkippedError("global batch missing", "gbs")
     try:
-        workload = Workload(seq=_needed(row, "seq"), gbs=gbs, precision=precision)
+        offload = "optimizer" if noted(row, r"optimizer CPU offload 100\s?%") else "none"
+        workload = Workload(seq=_needed(row, "seq"), gbs=gbs, precision=precision, offload=offload)
     except InputError as error:
         raise SkippedError(str(error)) from None
     step = row["step_s"]
@@ -296,7 +297,7 @@ def _recompute(row: Row, model: Model, pp: int, source: Source, assumed: list[st
         return 0, Recompute.NONE
     assumed.append("recompute")
     if source.recompute == "operators":
-        return 0, Recompute.OPERATORS
+        return AUTO_LAYERS, Recompute.OPERATORS
     return AUTO_LAYERS, Recompute.NONE
 
 
