@@ -169,7 +169,7 @@ def test_a_command_asks_the_same_as_the_job_file(
     question = (LLAMA, CLUSTERS[name], WORKLOAD, SPACE, "full")
     monkeypatch.chdir(tmp_path)
     Path("job.yaml").write_text(job_text(*question), encoding="utf-8")
-    by_file = asked(capsys, ["plan", "job.yaml", "--space", "plain"])
+    by_file = asked(capsys, ["plan", "job.yaml"])
     by_flags = asked(capsys, shlex.split(plan_command(*question))[1:])
     assert by_file["plans"] == by_flags["plans"]
     assert by_file["counts"] == by_flags["counts"]

@@ -9,19 +9,17 @@ import cyclopts
 from cyclopts import Parameter
 
 from meshplan.cli.estimate import V_KINDS, PlanFlags
-from meshplan.cli.flags import ClusterFlags, SpaceFlags, WorkloadFlags
+from meshplan.cli.flags import ClusterFlags, FrameworkName, StackName, WorkloadFlags
 from meshplan.cli.help import HelpFormatter
-from meshplan.cli.options import Framework, Json
-from meshplan.cli.question import Question, check_recompute, question
+from meshplan.cli.options import Json
+from meshplan.cli.question import Question, asked_of_plan, check_recompute
 from meshplan.cost.full.model import FullModel
-from meshplan.cost.full.stack import load_stack
-from meshplan.cost.models import stack_of
 from meshplan.errors import InputError
 from meshplan.export.megatron_plan import pipeline_options
 from meshplan.model.layers import Moe
 from meshplan.plan.frameworks import framework_defaults
 from meshplan.plan.kinds import Schedule, Sharding
-from meshplan.plan.plans import DEFAULT_ORDER, Plan
+from meshplan.plan.plans import Plan
 from meshplan.plan.rules import LAYERS_DIVIDE_PP, LAYERS_DIVIDE_VP, Rule, Setting, rule_named
 from meshplan.report.rules_view import check_data, check_text
 from meshplan.report.screen import Screen
@@ -51,7 +49,8 @@ def check(
     cluster: ClusterFlags | None = None,
     workload: WorkloadFlags | None = None,
     plan: PlanFlags | None = None,
-    framework: Annotated[Framework, Parameter(metavar="NAME")] = "any",
+    framework: FrameworkName = None,
+    stack: StackName = None,
     json_: Json = False,
     download: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
@@ -64,18 +63,13 @@ def check(
     model
         A preset (see `meshplan models`), a config.json or its folder, a name in the Hugging Face
         cache, or a job file (.yaml, .toml), of which model, cluster and workload are read.
-    framework
-        Whose rules: any (arithmetic only), megatron, megatron-bridge, torchtitan, pytorch, deepspeed,
-        accelerate, mindspeed or paddle. What is not said of the plan is as this framework does it.
     download
         Fetch the config.json of an unknown model from the Hugging Face hub.
     """
-    asked = question(
-        model, cluster or ClusterFlags(), workload or WorkloadFlags(), SpaceFlags(), download=download
-    )
-    flags = plan or PlanFlags()
-    found = _checked(plan_from(flags, asked, framework), asked, framework, flags.order or DEFAULT_ORDER)
-    notes = _notes(flags, found.plan, asked, framework)
+    full, asked = asked_of_plan(model, cluster, workload, framework=framework, stack=stack, download=download)
+    flags, whose = plan or PlanFlags(), asked.space.framework
+    found = _checked(plan_from(flags, asked, whose), asked, full, flags.order or asked.space.order)
+    notes = _notes(flags, found.plan, asked, whose)
     if json_:
         print(json.dumps(check_data(found, notes), indent=2, allow_nan=False))
     else:
@@ -83,10 +77,10 @@ def check(
     return 0 if found.valid else INVALID
 
 
-def _checked(plan: Plan, asked: Question, framework: str, order: tuple[str, ...]) -> Check:
+def _checked(plan: Plan, asked: Question, full: FullModel, order: tuple[str, ...]) -> Check:
     """The plan against the rules; layers that do not divide are cut as ``meshplan plan`` cuts them, where
     no layout was asked for and the framework can be told one."""
-    setting = Setting(asked.model, asked.cluster, asked.workload)
+    setting, framework = Setting(asked.model, asked.cluster, asked.workload), asked.space.framework
     layers, stages = len(asked.model.layers), plan.pp * plan.vp
     without: tuple[Rule, ...] = ()
     if plan.layout is None and layers % stages and stages <= layers + 2 and framework in UNEVEN:
@@ -95,7 +89,6 @@ def _checked(plan: Plan, asked: Question, framework: str, order: tuple[str, ...]
     if not without or not found.valid:
         return found
     try:
-        full = FullModel(stack=load_stack(stack_of(framework)))
         plans = price_one(full, setting, plan, order=order, cut=True).plans
         layout = plans.layouts[int(plans.layout[0])]
     except InputError:  # valid as arithmetic goes, but nothing that can be priced

@@ -9,11 +9,9 @@ from typing import Annotated, Any, Literal
 import cyclopts
 from cyclopts import Group, Parameter
 
-from meshplan.cli.flags import ClusterFlags, Order, SpaceFlags, WorkloadFlags
+from meshplan.cli.flags import ClusterFlags, FrameworkName, Order, StackName, WorkloadFlags
 from meshplan.cli.help import HelpFormatter
-from meshplan.cli.job import is_job_file, load_job
 from meshplan.cli.options import (
-    Framework,
     Json,
     OptionalCount,
     option,
@@ -21,16 +19,13 @@ from meshplan.cli.options import (
     read_kind,
     read_recompute,
 )
-from meshplan.cli.question import Question, check_recompute, question
+from meshplan.cli.question import Question, asked_of_plan, check_recompute
 from meshplan.cli.run_flags import RunFlags, need_tokens
 from meshplan.cost.full.explain import Explanation
-from meshplan.cost.full.model import FullModel
-from meshplan.cost.full.stack import load_stack
-from meshplan.cost.models import USUAL_STACK, stack_of
 from meshplan.errors import InputError, shown
 from meshplan.plan.frameworks import framework_defaults
 from meshplan.plan.kinds import CpKind, Recompute, Schedule, Sharding
-from meshplan.plan.plans import DEFAULT_ORDER, Plan
+from meshplan.plan.plans import Plan
 from meshplan.plan.rules import LAYERS_DIVIDE_PP, LAYERS_DIVIDE_VP, RULES, Setting, broken
 from meshplan.report.estimate_view import Detail, estimate_data, estimate_text
 from meshplan.report.screen import Screen
@@ -43,7 +38,6 @@ from meshplan.units import format_bytes
 app = cyclopts.App(name="estimate", help_formatter=HelpFormatter())
 
 DOES_NOT_FIT = 1
-STACK = USUAL_STACK
 MOST_STAGES = 100_000
 _RUN = re.compile(r"(\d{1,6})(?:\s*[x×*]\s*(\d{1,6}))?", re.ASCII)
 V_KINDS = (Schedule.ZB_V, Schedule.V_HALF, Schedule.V_MIN, Schedule.DUALPIPE_V)
@@ -136,8 +130,8 @@ def estimate(
     workload: WorkloadFlags | None = None,
     plan: PlanFlags | None = None,
     run: RunFlags | None = None,
-    framework: Annotated[Framework, Parameter(metavar="NAME")] = "any",
-    stack: Annotated[str | None, Parameter(metavar="NAME")] = None,
+    framework: FrameworkName = None,
+    stack: StackName = None,
     fidelity: Annotated[Fidelity, Parameter(metavar="NAME")] = "simulate",
     detail: Annotated[Literal["summary", "memory", "time", "all"], Parameter(metavar="NAME")] = "summary",
     json_: Json = False,
@@ -152,11 +146,6 @@ def estimate(
     model
         A preset (see `meshplan models`), a config.json or its folder, a name in the Hugging Face
         cache, or a job file (.yaml, .toml), of which model, cluster and workload are read.
-    framework
-        Whose software runs the plan, and does what is not said of it in its own way.
-    stack
-        Software that runs the training: megatron-core-2025, torchtitan, fsdp-2023, megatron-2022 … (default:
-        that of --framework, or of the job file).
     fidelity
         simulate the pipeline exactly, as `meshplan plan` does for its best plans, or estimate it by
         the closed form.
@@ -166,16 +155,12 @@ def estimate(
         Fetch the config.json of an unknown model from the Hugging Face hub.
     """
     need_tokens(run or RunFlags())
-    job = load_job(model).stack if is_job_file(model) else None
-    full = FullModel(stack=load_stack(stack or job or stack_of(framework)))
-    asked = question(
-        model, cluster or ClusterFlags(), workload or WorkloadFlags(), SpaceFlags(), download=download
-    )
-    flags = as_in(framework, plan or PlanFlags())
+    full, asked = asked_of_plan(model, cluster, workload, framework=framework, stack=stack, download=download)
+    flags = as_in(asked.space.framework, plan or PlanFlags())
     chosen = plan_of(flags, asked, torch=full.stack.family == "torch")
     found = explain_one(
         full, Setting(asked.model, asked.cluster, asked.workload), chosen,
-        order=flags.order or DEFAULT_ORDER, fidelity=fidelity, cut=flags.layout is None,
+        order=flags.order or asked.space.order, fidelity=fidelity, cut=flags.layout is None,
     )  # fmt: skip
     text, more = _whole_run(found, asked, run)
     if json_:

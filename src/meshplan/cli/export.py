@@ -10,13 +10,12 @@ from typing import Annotated, Any, Literal
 import cyclopts
 from cyclopts import Parameter
 
-from meshplan.cli.flags import ClusterFlags, SizeFlags, SpaceFlags, WorkloadFlags, given
-from meshplan.cli.job import is_job_file, load_job
+from meshplan.cli.flags import ClusterFlags, ObjectiveName, SizeFlags, SpaceFlags, StackName, WorkloadFlags
 from meshplan.cli.options import Count, Json
-from meshplan.cli.question import question
+from meshplan.cli.question import Question, question
 from meshplan.cost.costs import Costs
 from meshplan.cost.full.model import FullModel
-from meshplan.cost.full.stack import load_stack
+from meshplan.cost.full.stack import load_stack, stack_names
 from meshplan.cost.models import stack_of
 from meshplan.errors import InputError
 from meshplan.export.folder import differences, write
@@ -33,7 +32,7 @@ from meshplan.report.launch_view import export_data, export_text
 from meshplan.report.screen import Screen
 from meshplan.search.fidelity import simulate_all
 from meshplan.search.objective import Objective
-from meshplan.search.planned import planned, usual_size
+from meshplan.search.planned import planned
 from meshplan.search.ranking import Ranking
 from meshplan.search.reasons_compare import with_memory
 from meshplan.search.same import no_effect_rules
@@ -134,9 +133,10 @@ def export(
     workload: WorkloadFlags | None = None,
     space: SpaceFlags | None = None,
     size: SizeFlags | None = None,
+    objective: ObjectiveName = None,
     name: str = "meshplan",
     image: str = IMAGE,
-    stack: Annotated[str | None, Parameter(metavar="NAME")] = None,
+    stack: StackName = None,
     force: Annotated[bool, Parameter(negative=())] = False,
     diff: Annotated[bool, Parameter(negative=())] = False,
     allow_oversize: Annotated[bool, Parameter(negative=())] = False,
@@ -165,8 +165,6 @@ def export(
         Of the job.
     image
         Container image, for kubernetes.
-    stack
-        Software that the estimate assumes (default: the target's).
     force
         Overwrite files that are there.
     diff
@@ -183,29 +181,26 @@ def export(
         cluster or ClusterFlags(),
         workload or WorkloadFlags(),
         space or SpaceFlags(),
+        cost_model="full",
+        stack=stack,
         download=download,
+        size=size,
+        objective=objective,
     )
-    told = load_job(model) if is_job_file(model) else None
-    cost_model = prices(to, stack or (told.stack if told else None))
+    cost_model = prices(to, asked.stack)
     setting = Setting(asked.model, asked.cluster, asked.workload)
     run = as_run(setting, LOST.get(to, ()))
-    chosen = {**(told.space if told else {}), **given(space or SpaceFlags())}
-    size = size or SizeFlags()
     search_for = partial(
         best_plans,
         target=to,
-        chosen=chosen,
+        chosen=asked.chosen,
         cost_model=cost_model,
-        framework=size.framework,
-        size=size.space or usual_size(cost_model),
+        framework=_whose_rules(to, size, asked),
+        size=asked.space.size,
     )
-    ranking = search_for(run, sure=min(plan, MOST_SURE))
+    ranking = search_for(run, sure=min(plan, MOST_SURE), objective=asked.objective)
     if allow_oversize and not len(ranking):
-        for factor in ROOMIER:
-            roomy = Setting(asked.model, with_memory(asked.cluster, factor), run.workload)
-            ranking = search_for(roomy, objective="memory", advise=False)
-            if len(ranking):
-                break
+        ranking = _oversized(search_for, run) or ranking
     if not len(ranking):
         reason = ranking.nothing.reason if ranking.nothing is not None else "no plan is left"
         print(f"error: no plan to export: {reason}", file=sys.stderr)
@@ -220,6 +215,7 @@ def export(
             order=asked.space.order,
             name=name,
             asked_model=asked.model.name if _is_preset(asked.model) else model,
+            stack=asked.stack if asked.stack in stack_names() else None,
         )
         launch = make(job, to, launcher, image=image)
         kept = as_run(setting, (note.part for note in launch.notes))
@@ -245,6 +241,24 @@ def export(
     else:
         sys.stdout.write(export_text(job, launch, priced, costs, out, stack_name, Screen.of()))
     return 0
+
+
+def _oversized(search_for: Callable[..., Ranking], run: Setting) -> Ranking | None:
+    """The plans that need least memory, with as much more of it as one of them needs."""
+    for factor in ROOMIER:
+        roomy = run._replace(cluster=with_memory(run.cluster, factor))
+        ranking = search_for(roomy, objective="memory", advise=False)
+        if len(ranking):
+            return ranking
+    return None
+
+
+def _whose_rules(target: str, size: SizeFlags | None, asked: Question) -> str | None:
+    """The framework whose rules hold instead of the target's: that of the flags, or another one of a job
+    file."""
+    told = None if size is None else size.framework
+    own = asked.space.framework
+    return told or (None if own in ("any", target) else own)
 
 
 def _nth_that_fits(

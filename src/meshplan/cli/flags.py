@@ -24,6 +24,7 @@ from meshplan.cli.options import (
 from meshplan.errors import InputError
 from meshplan.plan.kinds import CpKind, Recompute, Schedule, Sharding
 from meshplan.plan.space import Layout
+from meshplan.search.objective import Objective
 
 Precision = Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4", "fp32"]
 Factor = Annotated[float | None, option(read_factor)]
@@ -68,6 +69,10 @@ class ClusterFlags:
 class _Tokens:
     seq: Annotated[OptionalCount, Parameter(help="Tokens in a sequence.")] = None
     gbs: Annotated[OptionalCount, Parameter(help="Sequences in the global batch.")] = None
+
+
+@dataclass(kw_only=True)
+class _Habits:
     offload: Annotated[
         Literal["none", "optimizer"] | None,
         Parameter(
@@ -92,7 +97,13 @@ class _Tokens:
 
 @Parameter(name="*", group=WORKLOAD)
 @dataclass(kw_only=True)
-class WorkloadFlags(_Tokens):
+class HabitFlags(_Habits):
+    """What else a step does, where the command has its own numbers of tokens."""
+
+
+@Parameter(name="*", group=WORKLOAD)
+@dataclass(kw_only=True)
+class WorkloadFlags(_Habits, _Tokens):
     """What one step trains on."""
 
     precision: Annotated[
@@ -102,7 +113,7 @@ class WorkloadFlags(_Tokens):
 
 @Parameter(name="*", group=WORKLOAD)
 @dataclass(kw_only=True)
-class WorkloadsFlags(_Tokens):
+class WorkloadsFlags(_Habits, _Tokens):
     """The same in several precisions."""
 
     precision: Annotated[
@@ -172,6 +183,32 @@ class SizeFlags:
     framework: Annotated[
         Framework | None, Parameter(metavar="NAME", help="Only what this framework can run; any: no limit.")
     ] = None
+
+
+FrameworkName = Annotated[
+    Framework | None,
+    Parameter(
+        metavar="NAME",
+        help="Whose software runs the plan, and does what is not said of it in its own way: any, megatron,"
+        " torchtitan … (default: the job file's, or any).",
+    ),
+]
+StackName = Annotated[
+    str | None,
+    Parameter(
+        metavar="NAME",
+        help="Software that the full cost model assumes: megatron-core-2025, torchtitan, deepspeed …"
+        " (default: the job file's, or that of --framework).",
+    ),
+]
+ObjectiveName = Annotated[
+    Objective | None,
+    Parameter(
+        metavar="NAME",
+        help="What ranks the plans: step, mfu or cost (on one cluster the same order), memory (the least on"
+        " the fullest GPU), simplicity (the fewest things that must work) (default: step).",
+    ),
+]
 
 
 HABITS = ("offload", "moe_imbalance", "capacity_factor")

@@ -18,7 +18,11 @@ A complete example::
       sharding: zero1
       recompute: [auto, none]
       order: tp-cp-ep-dp-pp
-    cost_model: handbook              # may be left out
+    size: full                        # of the space, may be left out: plain, small or full
+    framework: megatron               # may be left out: any
+    objective: memory                 # may be left out: step
+    cost_model: full                  # may be left out
+    stack: megatron-core-2025         # may be left out: that of the framework
     phases:                           # may be left out: a run of several, each with its own plan
       - {name: warm-up, tokens: 252M, seq: 4096, gbs: 1024}
       - {name: main, tokens: 2.87T, seq: 8192, gbs: 1024, plan: "tp8,pp16"}
@@ -30,6 +34,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from meshplan.cli.options import (
+    Framework,
     read_count,
     read_degree,
     read_factor,
@@ -44,11 +49,24 @@ from meshplan.cluster.files import parse_table
 from meshplan.errors import InputError, nearest, shown
 from meshplan.files import read_text
 from meshplan.plan.kinds import CpKind, Schedule, Sharding
-from meshplan.plan.space import DEGREES, Layout
+from meshplan.plan.space import DEGREES, SIZES, Layout
 from meshplan.plan.workload import OFFLOADS
+from meshplan.search.objective import OBJECTIVES
 
 SUFFIXES = (".yaml", ".yml", ".toml")
-KEYS = ("model", "cluster", "workload", "space", "cost_model", "stack", "phases")
+KEYS = (
+    "model", "cluster", "workload", "space", "size", "framework", "objective", "cost_model", "stack",
+    "phases",
+)  # fmt: skip
+NAMES: Mapping[str, Callable[[str, str], str]] = {
+    "model": lambda text, what: text,
+    "cost_model": lambda text, what: text,
+    "stack": lambda text, what: text,
+    "size": read_word(SIZES),
+    "framework": read_word(get_args(Framework)),
+    "objective": read_word(OBJECTIVES),
+}
+"""Keys with one word as their value."""
 WORKLOAD: Mapping[str, Callable[[str, str], Any]] = {
     "seq": read_count,
     "gbs": read_count,
@@ -81,9 +99,13 @@ class Job:
     workload: Mapping[str, Any] = field(default_factory=dict)
     space: Mapping[str, Any] = field(default_factory=dict)
     """Field of ``Space`` → value."""
+    size: Any = None
+    """Of the space, as ``--space``."""
+    framework: Any = None
+    objective: Any = None
     cost_model: str | None = None
     stack: str | None = None
-    """Software that the full cost model assumes, for phases."""
+    """Software that the full cost model assumes."""
     phases: tuple[Mapping[str, Any], ...] = ()
     """As they stand in the file; ``cli.phases`` reads them."""
 
@@ -111,9 +133,12 @@ def load_job(path: str) -> Job:
     )
     _check_keys(table, KEYS, where)
     model, cluster = table.get("model"), table.get("cluster")
-    for key in ("model", "cost_model", "stack"):
+    for key in NAMES:
         if table.get(key) is not None and not isinstance(table[key], str):
             raise InputError(f"{where}: {key} must be a name, not {shown(table[key])}")
+    names = {
+        key: read(table[key], f"{where}: {key}") for key, read in NAMES.items() if table.get(key) is not None
+    }
     if cluster is not None and not isinstance(cluster, str | Mapping):
         raise InputError(
             f"{where}: cluster must be a table or the path of a cluster file, not {shown(cluster)}"
@@ -124,14 +149,14 @@ def load_job(path: str) -> Job:
     folder = Path(path).parent
     if isinstance(model, str) and model.startswith("."):
         model = str(folder / model)
+    if names.get("stack", "").endswith(".toml"):
+        names["stack"] = str(folder / names["stack"])
     return Job(
+        **{**names, "model": model},
         path=path,
-        model=model,
         cluster=str(folder / cluster) if isinstance(cluster, str) else cluster,
         workload=_section(table, "workload", WORKLOAD, where),
         space=_section(table, "space", SPACE, where),
-        cost_model=table.get("cost_model"),
-        stack=table.get("stack"),
         phases=tuple(phases),
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from meshplan.cli.flags import HABITS, ClusterFlags, SpaceFlags, WorkloadFlags, given
+from meshplan.cli.flags import HABITS, ClusterFlags, SizeFlags, SpaceFlags, WorkloadFlags, given
 from meshplan.cli.job import Job, load_job
 from meshplan.cli.options import read_count
 from meshplan.cli.progress import progress
@@ -22,6 +22,7 @@ from meshplan.report.run_view import phases_data, phases_lines
 from meshplan.report.screen import Screen
 from meshplan.report.why_view import head, question_data
 from meshplan.search.heap import keep_freed_memory
+from meshplan.search.objective import Objective
 
 KEYS = ("name", "tokens", "steps", "seq", "gbs", "gpus", "precision", "plan")
 MOST_PHASES = 50
@@ -37,6 +38,8 @@ def plan_job(
     *,
     cost_model: str | None,
     stack: str | None = None,
+    size: SizeFlags | None = None,
+    objective: Objective | None = None,
     json_: bool,
     download: bool,
 ) -> int:
@@ -54,9 +57,13 @@ def plan_job(
         cost_model=cost_model,
         stack=stack,
         download=download,
+        size=size,
+        objective=objective,
         phased=True,
     )
-    case = replace(case_of(asked, stack or job.stack), workload=first)
+    if asked.objective not in ("step", "mfu", "cost"):
+        raise InputError(f"objective {asked.objective} is for one ranking; phases are planned for time")
+    case = replace(case_of(asked), workload=first)
     gpu = case.cluster.gpu
     keep_freed_memory()
     found = plan_phases(

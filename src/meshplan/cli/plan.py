@@ -10,7 +10,7 @@ import cyclopts
 import numpy as np
 from cyclopts import Parameter
 
-from meshplan.cli.flags import ClusterFlags, SizeFlags, SpacesFlags, WorkloadsFlags
+from meshplan.cli.flags import ClusterFlags, ObjectiveName, SizeFlags, SpacesFlags, WorkloadsFlags
 from meshplan.cli.job import is_phased
 from meshplan.cli.options import Count, Format, Json
 from meshplan.cli.progress import progress
@@ -29,7 +29,6 @@ from meshplan.report.table import csv_text
 from meshplan.report.variants_view import variants_data, variants_text
 from meshplan.search.fidelity import Fidelity
 from meshplan.search.heap import keep_freed_memory
-from meshplan.search.objective import Objective
 from meshplan.search.planned import planned
 from meshplan.search.ranking import Nothing, Ranking
 
@@ -50,7 +49,7 @@ def plan(
     workload: WorkloadsFlags | None = None,
     space: SpacesFlags | None = None,
     size: SizeFlags | None = None,
-    objective: Annotated[Objective, Parameter(metavar="NAME")] = "step",
+    objective: ObjectiveName = None,
     ties: Annotated[bool, Parameter(negative="--no-ties")] = True,
     pareto: Annotated[bool, Parameter(negative=())] = False,
     study: StudyFlags | None = None,
@@ -76,9 +75,6 @@ def plan(
         A preset (see `meshplan models`), a config.json or its folder, a name in the Hugging Face
         cache, or a job file (.yaml, .toml) with model, cluster, workload and space. Flags win over it.
         A job file with phases gets a plan for each phase.
-    objective
-        What ranks the plans: step, mfu or cost (on one cluster the same order), memory (the least on the
-        fullest GPU), simplicity (the fewest things that must work).
     ties
         Put the simplest plan first of those that are as fast as the fastest within the usual error of the
         cost model; --no-ties ranks by time alone.
@@ -113,6 +109,16 @@ def plan(
             raise InputError(
                 f"{flag} shows one ranking, and a job of phases has none; use --json or the table"
             )
+        for flag, given in (
+            ("--pareto", pareto),
+            ("--no-ties", not ties),
+            ("--fidelity", fidelity is not None),
+            ("--what-if", (study or StudyFlags()).what_if is not None),
+            ("--sensitivities", (study or StudyFlags()).sensitivities),
+            ("--explain-steps", (study or StudyFlags()).explain_steps),
+        ):
+            if given:
+                raise InputError(f"{flag} is about one ranking, and a job of phases has none; drop it")
         one = only_variant(workload, space, "and the phases are planned for one")
         return plan_job(
             model,
@@ -122,6 +128,8 @@ def plan(
             run,
             cost_model=cost_model,
             stack=stack,
+            size=size,
+            objective=objective,
             json_=json_,
             download=download,
         )
@@ -142,6 +150,7 @@ def plan(
             stack=stack,
             download=download,
             size=size,
+            objective=objective,
         )
         layout = asked.space.layout if space.layout is None else space.layout
         questions.append(replace(asked, space=replace(asked.space, layout=layout)))
@@ -155,7 +164,7 @@ def plan(
             cost_model=asked.cost_model,
             fidelity=fidelity,
             sure=min(top, MOST_SURE),
-            objective=objective,
+            objective=asked.objective,
             ties=ties,
             told=progress(),
         )
@@ -177,7 +186,10 @@ def plan(
         from meshplan.cli.report import write_report
         from meshplan.report.gather import report_data
 
-        whole = report_data(ranking, cost_model=asked.cost_model, told=progress())
+        flags = ("--pareto",) if pareto else ()
+        whole = report_data(
+            ranking, cost_model=asked.cost_model, stack=asked.stack, flags=flags, told=progress()
+        )
         write_report(whole, html=html, svg=svg, language=language)
     if nothing is None:
         return 0

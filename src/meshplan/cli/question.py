@@ -1,16 +1,18 @@
 """From flags and a job file to model, cluster, workload, space and cost model. Flags win."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from meshplan.cli.flags import ClusterFlags, SizeFlags, SpaceFlags, WorkloadFlags, given
 from meshplan.cli.job import Job, is_job_file, load_job
+from meshplan.cli.options import Framework
 from meshplan.cli.progress import note
 from meshplan.cluster.cluster import Cluster
 from meshplan.cluster.files import cluster_of_table, load_cluster
 from meshplan.cluster.presets import cluster_of
 from meshplan.cost.costs import CostModel
+from meshplan.cost.full.model import FullModel
 from meshplan.cost.models import DEFAULT, cost_model_named
 from meshplan.errors import InputError
 from meshplan.model.load import load_model
@@ -18,6 +20,7 @@ from meshplan.model.model import Model
 from meshplan.plan.plans import ALL_LAYERS
 from meshplan.plan.space import Space
 from meshplan.plan.workload import Workload
+from meshplan.search.objective import Objective
 from meshplan.search.planned import usual_size
 
 MACHINE_FLAGS = {"gpu": "--gpu", "nic": "--nic", "gpus_per_node": "--gpus-per-node"}
@@ -32,6 +35,11 @@ class Question:
     workload: Workload
     space: Space
     cost_model: CostModel
+    objective: Objective = "step"
+    stack: str | None = None
+    """What was typed for the stack, if anything was."""
+    chosen: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the space that flags or job file give."""
 
 
 def question(
@@ -44,12 +52,14 @@ def question(
     stack: str | None = None,
     download: bool = False,
     size: SizeFlags | None = None,
+    objective: Objective | None = None,
     phased: bool = False,
 ) -> Question:
     """Read a model argument (a model, or a job file) and flags; raises ``InputError``.
 
     ``size``: how many plans to look at and for which framework (default: as ``usual_size`` says).
-    ``stack``: software that the full cost model assumes (default: that of the framework, or of the job file).
+    ``stack``: software that the full cost model assumes (default: that of the job file, or of the framework).
+    ``objective``: what ranks the plans (default: that of the job file, or the step time).
     """
     job = load_job(what) if is_job_file(what) else Job(path="", model=what)
     if job.model is None:
@@ -57,18 +67,47 @@ def question(
     if job.phases and not phased and {"seq", "gbs"} <= {*job.workload, *given(workload)}:
         note(f"{job.where} has phases, which `meshplan plan` alone reads; this is its workload without them")
     read, size = load_model(job.model, download=download), size or SizeFlags()
-    framework, priced = size.framework or "any", cost_model or job.cost_model or DEFAULT
+    framework, priced = size.framework or job.framework or "any", cost_model or job.cost_model or DEFAULT
     stack = stack or (job.stack if priced == "full" else None)
     prices = cost_model_named(priced, framework=framework, stack=stack)
+    chosen = {**job.space, **given(space)}
     for layers, _ in space.recompute or job.space.get("recompute", ()):
         check_recompute(layers, len(read.layers), read.name)
     return Question(
         cluster=_cluster(given(cluster), job),
         workload=_workload({**job.workload, **given(workload)}, job),
-        space=Space.of(size.space or usual_size(prices), read, framework, **{**job.space, **given(space)}),
+        space=Space.of(size.space or job.size or usual_size(prices), read, framework, **chosen),
         cost_model=prices,
+        objective=objective or job.objective or "step",
+        stack=stack,
+        chosen=chosen,
         model=read,
     )
+
+
+def asked_of_plan(
+    what: str,
+    cluster: ClusterFlags | None,
+    workload: WorkloadFlags | None,
+    *,
+    framework: Framework | None,
+    stack: str | None,
+    download: bool,
+) -> tuple[FullModel, Question]:
+    """The question around one plan that the flags give, and the full cost model, which prices it whatever
+    prices a search; what a job file says of the space does not count."""
+    asked = question(
+        what,
+        cluster or ClusterFlags(),
+        workload or WorkloadFlags(),
+        SpaceFlags(),
+        cost_model="full",
+        stack=stack,
+        download=download,
+        size=SizeFlags(framework=framework),
+    )
+    assert isinstance(asked.cost_model, FullModel)
+    return asked.cost_model, asked
 
 
 def check_recompute(layers: int, held: int, where: str) -> None:

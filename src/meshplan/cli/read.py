@@ -9,12 +9,13 @@ import cyclopts
 from cyclopts import Parameter
 
 from meshplan.cli.export import best_plans, price_of, prices
-from meshplan.cli.flags import ClusterFlags, WorkloadFlags, habits
+from meshplan.cli.flags import ClusterFlags, StackName, WorkloadFlags, habits
 from meshplan.cli.job import is_job_file, is_phased
 from meshplan.cli.options import Json
 from meshplan.cluster.files import load_cluster
 from meshplan.cost.costs import Costs
 from meshplan.cost.full.model import FullModel
+from meshplan.cost.full.stack import stack_names
 from meshplan.errors import InputError, shown
 from meshplan.export.found import Found
 from meshplan.export.launch import Job
@@ -51,7 +52,7 @@ def read(
     model: Annotated[str | None, Parameter(metavar="NAME")] = None,
     cluster: ClusterFlags | None = None,
     workload: WorkloadFlags | None = None,
-    stack: Annotated[str | None, Parameter(metavar="NAME")] = None,
+    stack: StackName = None,
     json_: Json = False,
 ) -> int:
     """Read a launch script or configuration: what it will do, and the best plan beside it.
@@ -67,8 +68,6 @@ def read(
         The file; - reads standard input.
     model
         What it trains, where the file does not say.
-    stack
-        Software that the estimate assumes (default: that of the file's framework).
     """
     if file.startswith("-") and file != "-":
         raise InputError(f"unknown option {shown(file)}; see `meshplan read --help`")
@@ -77,13 +76,13 @@ def read(
     if not isinstance(found, Found):
         if model is not None:
             raise InputError("a job file says its model; drop --model")
-        return _job_file(file, cluster or ClusterFlags(), workload or WorkloadFlags(), json_=json_)
+        return _job_file(file, cluster or ClusterFlags(), workload or WorkloadFlags(), stack, json_=json_)
     given = _given(model, cluster or ClusterFlags(), workload or WorkloadFlags())
     try:
         reading = resolve(found, given)
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
-    cost_model = prices(reading.kind, stack)
+    cost_model = _prices(reading, stack)
     costs = _price(cost_model, reading)
     better = _better(cost_model, reading, costs)
     fits = costs is None or bool(costs.fits[0])
@@ -92,6 +91,13 @@ def read(
     else:
         sys.stdout.write(read_text_view(reading, costs, better, Screen.of()))
     return 0 if fits and not reading.problems else WRONG
+
+
+def _prices(reading: Reading, stack: str | None) -> FullModel:
+    """The cost model with the stack asked for, that of the file's header, or the framework's."""
+    if stack is None and reading.stack in stack_names():
+        stack = reading.stack
+    return prices(reading.kind, stack)
 
 
 def _input(file: str) -> tuple[str, str]:
@@ -203,7 +209,9 @@ def _lines(reading: Reading, plan: Plan) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
 
 
-def _job_file(file: str, cluster: ClusterFlags, workload: WorkloadFlags, *, json_: bool) -> int:
+def _job_file(
+    file: str, cluster: ClusterFlags, workload: WorkloadFlags, stack: str | None, *, json_: bool
+) -> int:
     """Our own job file is a question: answered by ``plan``, its best plan shown."""
     from meshplan.cli.flags import SpaceFlags, WorkloadsFlags
     from meshplan.cli.plan import plan
@@ -214,10 +222,10 @@ def _job_file(file: str, cluster: ClusterFlags, workload: WorkloadFlags, *, json
     if not json_ or is_phased(file):
         precision = None if workload.precision is None else (workload.precision,)
         same = WorkloadsFlags(seq=workload.seq, gbs=workload.gbs, precision=precision, **habits(workload))
-        return plan(file, cluster=cluster, workload=same, top=3, json_=json_)
-    asked = question(file, cluster, workload, SpaceFlags())
+        return plan(file, cluster=cluster, workload=same, stack=stack, top=3, json_=json_)
+    asked = question(file, cluster, workload, SpaceFlags(), stack=stack)
     setting = Setting(asked.model, asked.cluster, asked.workload)
-    ranking = planned(setting, space=asked.space, cost_model=asked.cost_model)
+    ranking = planned(setting, space=asked.space, cost_model=asked.cost_model, objective=asked.objective)
     if not len(ranking):
         reason = "no plan is left" if ranking.nothing is None else ranking.nothing.reason
         print(f"error: {reason}", file=sys.stderr)

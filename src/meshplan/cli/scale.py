@@ -8,11 +8,21 @@ from typing import Annotated
 import cyclopts
 from cyclopts import Parameter
 
-from meshplan.cli.flags import ClusterFlags, SizeFlags, SpaceFlags, WorkloadFlags
+from meshplan.cli.flags import (
+    ClusterFlags,
+    HabitFlags,
+    ObjectiveName,
+    Precision,
+    SizeFlags,
+    SpaceFlags,
+    StackName,
+    WorkloadFlags,
+    habits,
+)
 from meshplan.cli.help import HelpFormatter
 from meshplan.cli.options import Json, option, read_count
 from meshplan.cli.progress import progress
-from meshplan.cli.wishes import CostModelName, StackName, asked_case
+from meshplan.cli.wishes import CostModelName, asked_case
 from meshplan.errors import InputError, shown
 from meshplan.report.scale_view import scale_data, scale_text
 from meshplan.report.screen import Screen
@@ -57,10 +67,12 @@ def scale(
     nic: Annotated[str | None, Parameter(metavar="RATE")] = None,
     cluster: str | None = None,
     seq: Annotated[int | None, option(read_count)] = None,
-    precision: Annotated[str | None, Parameter(metavar="NAME")] = None,
+    precision: Annotated[Precision | None, Parameter(metavar="NAME")] = None,
+    habit: HabitFlags | None = None,
     space: SpaceFlags | None = None,
     size: SizeFlags | None = None,
     cost_model: CostModelName = None,
+    objective: ObjectiveName = None,
     stack: StackName = None,
     json_: Json = False,
     download: Annotated[bool, Parameter(negative=())] = False,
@@ -94,15 +106,22 @@ def scale(
     batches = gbs or ()
     if len(counts) * (len(batches) + 1) > MOST_POINTS:
         raise InputError(f"--gpus and --gbs make more than {MOST_POINTS} points; ask for fewer")
+    tokens = WorkloadFlags(
+        seq=seq,
+        gbs=batches[0] if batches else None,
+        precision=precision,
+        **habits(habit or HabitFlags()),
+    )
     case = asked_case(
         model,
         ClusterFlags(gpu=gpu, gpus=counts[-1], gpus_per_node=gpus_per_node, nic=nic, cluster=cluster),
-        WorkloadFlags(seq=seq, gbs=batches[0] if batches else None, precision=precision),  # type: ignore[arg-type]
+        tokens,
         space,
         cost_model=cost_model,
         stack=stack,
         download=download,
         size=size,
+        objective=objective,
     )
     keep_freed_memory()
     batches = batches or (case.workload.gbs,)

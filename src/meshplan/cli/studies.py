@@ -39,7 +39,7 @@ def studies_of(
     asked: Question, ranking: Ranking, study: StudyFlags, run: RunFlags, screen: Screen
 ) -> Studies:
     """Everything the flags ask for about ``ranking``. Raises ``InputError``."""
-    case = case_of(asked, None)
+    case = case_of(asked)
     case, found = replace(case, simulate=ranking.simulated is not None, ties=ranking.band > 0), Studies()
     best = ranking.costs.take(slice(0, 1)) if len(ranking) else None
     if study.explain_steps:

@@ -9,18 +9,17 @@ from typing import Annotated
 import cyclopts
 from cyclopts import Group, Parameter
 
-from meshplan.cli.estimate import STACK, PlanFlags, plan_of, read_layers
-from meshplan.cli.flags import ClusterFlags, SpaceFlags, WorkloadFlags
+from meshplan.cli.estimate import PlanFlags, as_in, plan_of, read_layers
+from meshplan.cli.flags import ClusterFlags, FrameworkName, StackName, WorkloadFlags
 from meshplan.cli.help import HelpFormatter
 from meshplan.cli.options import Json, option
 from meshplan.cli.output import write_file
-from meshplan.cli.question import Question, question
+from meshplan.cli.question import Question, asked_of_plan
 from meshplan.cli.schedule import Names
 from meshplan.cost.full.model import FullModel
-from meshplan.cost.full.stack import load_stack
 from meshplan.errors import InputError, MeshplanError
 from meshplan.plan.kinds import Schedule
-from meshplan.plan.plans import DEFAULT_ORDER, Plan
+from meshplan.plan.plans import Plan
 from meshplan.plan.rules import Setting
 from meshplan.report.pipeline_view import (
     PlanRun,
@@ -70,7 +69,8 @@ def timeline(
     compare: Names = None,
     svg: Annotated[Path | None, Parameter(metavar="FILE")] = None,
     trace: Annotated[Path | None, Parameter(metavar="FILE")] = None,
-    stack: Annotated[str, Parameter(metavar="NAME")] = STACK,
+    framework: FrameworkName = None,
+    stack: StackName = None,
     json_: Json = False,
     download: Flag = False,
 ) -> int:
@@ -90,16 +90,11 @@ def timeline(
         Write the timeline to this file as a picture.
     trace
         Write it as a Chrome trace, for Perfetto: a process a rank, arrows between stages, memory.
-    stack
-        Software that runs the training: megatron-core-2025, torchtitan …
     download
         Fetch the config.json of an unknown model from the Hugging Face hub.
     """
-    full = FullModel(stack=load_stack(stack))
-    asked = question(
-        model, cluster or ClusterFlags(), workload or WorkloadFlags(), SpaceFlags(), download=download
-    )
-    flags = plan or TimelineFlags()
+    full, asked = asked_of_plan(model, cluster, workload, framework=framework, stack=stack, download=download)
+    flags = as_in(asked.space.framework, plan or TimelineFlags())
     torch = full.stack.family == "torch"
     if compare:
         _refuse_with_compare(flags, {"--svg": svg, "--trace": trace})
@@ -129,7 +124,7 @@ def _run(full: FullModel, asked: Question, plan: Plan, flags: PlanFlags) -> Plan
         vp=plan.vp if SCHEDULES[name].vp is None else None,
         group=usual_group(name, ranks=plan.pp, micro_batches=batches, vp=plan.vp),
     )  # fmt: skip
-    costs = price_one(full, setting, plan, order=flags.order or DEFAULT_ORDER, cut=flags.layout is None)
+    costs = price_one(full, setting, plan, order=flags.order or asked.space.order, cut=flags.layout is None)
     pipelines = full.pipelines(*setting, costs.plans)
     return PlanRun(setting=setting, costs=costs, pipelines=pipelines, run=pipelines.simulation(0))
 

@@ -7,11 +7,11 @@ from typing import Annotated
 import cyclopts
 from cyclopts import Parameter
 
-from meshplan.cli.flags import ClusterFlags, SizeFlags, SpaceFlags, WorkloadFlags
+from meshplan.cli.flags import ClusterFlags, ObjectiveName, SizeFlags, SpaceFlags, StackName, WorkloadFlags
 from meshplan.cli.help import HelpFormatter
 from meshplan.cli.options import Json
 from meshplan.cli.progress import progress
-from meshplan.cli.wishes import CostModelName, PlanText, StackName, allowed, asked_case, tie_share, wish_of
+from meshplan.cli.wishes import CostModelName, PlanText, allowed, asked_case, tie_share, wish_of
 from meshplan.cost.costs import Costs
 from meshplan.errors import InputError
 from meshplan.report.screen import Screen
@@ -21,6 +21,7 @@ from meshplan.search.ranking import Ranking
 from meshplan.search.reasons import Case, Wish, answer, asked_again
 from meshplan.search.reasons_compare import compare, sensitivities
 from meshplan.search.reasons_flip import flips
+from meshplan.search.reasons_not import BY_TIME
 
 app = cyclopts.App(name="why", help_formatter=HelpFormatter())
 
@@ -45,6 +46,7 @@ def why(
     space: SpaceFlags | None = None,
     size: SizeFlags | None = None,
     cost_model: CostModelName = None,
+    objective: ObjectiveName = None,
     stack: StackName = None,
     json_: Json = False,
     download: Annotated[bool, Parameter(negative=())] = False,
@@ -75,6 +77,7 @@ def why(
         stack=stack,
         download=download,
         size=size,
+        objective=objective,
     )
     keep_freed_memory()
     told = progress()
@@ -131,7 +134,9 @@ def _others(ranking: Ranking, sides: list[tuple[Costs, str]]) -> list[tuple[Cost
     """The plan that ``meshplan plan`` puts first, and where that is the one asked for, or none was, the
     next."""
     best = ranking.costs.take(slice(0, 1)), f"#1 of {ranking.counts.feasible:,}"
-    if len(ranking) > 1 and _key(ranking.costs.take(slice(1, 2))) < _key(best[0]):
+    if ranking.objective not in BY_TIME:
+        best = best[0], f"{best[1]} by {ranking.objective}"
+    elif len(ranking) > 1 and _key(ranking.costs.take(slice(1, 2))) < _key(best[0]):
         best = best[0], f"{best[1]}, the simplest"
     if sides and asked_key(sides[0][0]) != asked_key(best[0]):
         return [best]

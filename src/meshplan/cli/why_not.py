@@ -9,7 +9,15 @@ import cyclopts
 from cyclopts import Parameter
 
 from meshplan.cli.estimate import read_layers
-from meshplan.cli.flags import SPACE, ClusterFlags, SizeFlags, SpaceFlags, WorkloadFlags
+from meshplan.cli.flags import (
+    SPACE,
+    ClusterFlags,
+    ObjectiveName,
+    SizeFlags,
+    SpaceFlags,
+    StackName,
+    WorkloadFlags,
+)
 from meshplan.cli.help import HelpFormatter
 from meshplan.cli.options import Json, option
 from meshplan.cli.progress import progress
@@ -17,7 +25,6 @@ from meshplan.cli.question import check_recompute
 from meshplan.cli.wishes import (
     CostModelName,
     PlanText,
-    StackName,
     agreeing,
     asked_case,
     open_space,
@@ -50,6 +57,7 @@ def why_not(
         tuple[int, ...] | None, option(read_layers, metavar="LAYERS"), Parameter(group=SPACE)
     ] = None,
     cost_model: CostModelName = None,
+    objective: ObjectiveName = None,
     stack: StackName = None,
     json_: Json = False,
     download: Annotated[bool, Parameter(negative=())] = False,
@@ -86,6 +94,7 @@ def why_not(
         stack=stack,
         download=download,
         size=size,
+        objective=objective,
     )
     case = replace(case, space=open_space(case.space, case.model))
     check_recompute(wish.get("recompute_layers", 0), len(case.model.layers), case.model.name)

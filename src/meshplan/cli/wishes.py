@@ -1,14 +1,11 @@
 """Plans that somebody has in mind, and the question around them, as several commands read them."""
 
-from dataclasses import replace
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from meshplan.cli.flags import ClusterFlags, SizeFlags, SpaceFlags, WorkloadFlags, given
 from meshplan.cli.question import Question, question
-from meshplan.cost.full.model import FullModel
-from meshplan.cost.full.stack import load_stack
 from meshplan.cost.models import COST_MODELS, DEFAULT
 from meshplan.errors import InputError
 from meshplan.model.model import Model
@@ -17,14 +14,11 @@ from meshplan.report.plan_key import read_plan
 from meshplan.report.why_not_view import value_words
 from meshplan.search.band import error_band
 from meshplan.search.fidelity import can_simulate
+from meshplan.search.objective import Objective
 from meshplan.search.reasons import Case, Wish
 
 PRICED_BY = f"What prices the plans: {' or '.join(COST_MODELS)} (default: {DEFAULT})."
 CostModelName = Annotated[str | None, Parameter(metavar="NAME", help=PRICED_BY)]
-StackName = Annotated[
-    str | None,
-    Parameter(metavar="NAME", help="Software that the full cost model assumes, as in `meshplan estimate`."),
-]
 PlanText = Annotated[
     str | None,
     Parameter(
@@ -44,6 +38,7 @@ def asked_case(
     stack: str | None,
     download: bool,
     size: SizeFlags | None = None,
+    objective: Objective | None = None,
 ) -> Case:
     """The question of the usual flags. Raises ``InputError``."""
     asked = question(
@@ -55,24 +50,21 @@ def asked_case(
         stack=stack,
         download=download,
         size=size,
+        objective=objective,
     )
-    return case_of(asked, None)
+    return case_of(asked)
 
 
-def case_of(asked: Question, stack: str | None) -> Case:
-    """The same as a case; ``stack`` replaces that of the full cost model."""
-    model = asked.cost_model
-    if stack is not None:
-        if not isinstance(model, FullModel):
-            raise InputError(f"--stack is for the full cost model, and the plans are priced by {model.name}")
-        model = replace(model, stack=load_stack(stack))
+def case_of(asked: Question) -> Case:
+    """The same as a case."""
     return Case(
         model=asked.model,
         cluster=asked.cluster,
         workload=asked.workload,
         space=asked.space,
-        cost_model=model,
-        simulate=can_simulate(model),
+        cost_model=asked.cost_model,
+        simulate=can_simulate(asked.cost_model),
+        objective=asked.objective,
     )
 
 

@@ -34,6 +34,7 @@ class Found:
     gpus: int | None = None
     gpus_per_node: int | None = None
     nic: str | None = None
+    stack: str | None = None
     seq: int | None = None
     gbs: int | None = None
     accumulation: int | None = None

@@ -14,9 +14,13 @@ import meshplan
 from meshplan.export.found import Found
 from meshplan.export.launch import Job
 from meshplan.export.quoting import comment
+from meshplan.units import parse_bandwidth
 
 _MARK = "meshplan-job:"
-KEYS = ("model", "gpu", "gpus", "gpus-per-node", "nic", "seq", "gbs", "precision", "order", "moe-imbalance")
+KEYS = (
+    "model", "gpu", "gpus", "gpus-per-node", "nic", "seq", "gbs", "precision", "order", "moe-imbalance",
+    "stack",
+)  # fmt: skip
 _LINE = re.compile(rf"^\s*(?:#|//|\"_)?\s*{_MARK}(?P<rest>.*)$", re.MULTILINE)
 
 
@@ -34,11 +38,24 @@ def job_facts(job: Job) -> dict[str, str]:
         "order": "-".join(job.order),
     }
     if workload.moe_imbalance is not None:  # no framework has a place for it
-        facts["moe-imbalance"] = f"{workload.moe_imbalance:g}"
+        facts["moe-imbalance"] = _number(workload.moe_imbalance)
+    if job.stack is not None:
+        facts["stack"] = job.stack
     outer = next((tier for tier in cluster.tiers[1:]), None)
     if outer is not None:
-        facts["nic"] = f"{outer.bandwidth / 1e9:g} GB/s"
+        facts["nic"] = _rate(outer.bandwidth)
     return facts
+
+
+def _number(value: float) -> str:
+    short = f"{value:g}"
+    return short if float(short) == value else repr(value)
+
+
+def _rate(bandwidth: float) -> str:
+    """A bandwidth that reads back to the same number."""
+    short = f"{bandwidth / 1e9:g} GB/s"
+    return short if parse_bandwidth(short) == bandwidth else f"{bandwidth!r} B/s"
 
 
 def header(job: Job, title: str) -> str:
@@ -66,9 +83,10 @@ def take_facts(found: Found, facts: Mapping[str, str]) -> None:
     found.model_name = facts.get("model") or found.model_name
     found.gpu = found.gpu or facts.get("gpu")
     found.nic = found.nic or facts.get("nic")
+    found.stack = found.stack or facts.get("stack")
     if "precision" in facts:
         found.precision = found.precision or facts["precision"]
-    if re.fullmatch(r"[0-9.]{1,12}", facts.get("moe-imbalance", "")):
+    if re.fullmatch(r"[0-9.]{1,20}", facts.get("moe-imbalance", "")):
         found.moe_imbalance = found.moe_imbalance or float(facts["moe-imbalance"])
     for name, key in (("gpus", "gpus"), ("gpus_per_node", "gpus-per-node"), ("seq", "seq"), ("gbs", "gbs")):
         text = facts.get(key, "")

@@ -21,8 +21,8 @@ class Job:
     """A question with the plan that answers it; ``order`` is that of the mesh, from inside out.
 
     ``name`` becomes the name of the job where a launcher wants one; ``asked_model`` what the user called
-    the model, so that it can be found again. Raises ``InputError`` for a plan that still leaves the
-    layers to recompute open.
+    the model, so that it can be found again; ``stack`` the software that was asked for, by name. Raises
+    ``InputError`` for a plan that still leaves the layers to recompute open.
     """
 
     setting: Setting
@@ -30,6 +30,7 @@ class Job:
     order: tuple[str, ...] = DEFAULT_ORDER
     name: str = "meshplan"
     asked_model: str = ""
+    stack: str | None = None
 
     def __post_init__(self) -> None:
         if self.plan.recompute_layers == AUTO_LAYERS:

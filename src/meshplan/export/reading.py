@@ -57,6 +57,8 @@ class Reading:
     problems: tuple[str, ...]
     """Why it would not start, a sentence each."""
     notes: tuple[str, ...]
+    stack: str | None = None
+    """Software that meshplan was asked for when it wrote the file."""
 
 
 def resolve(found: Found, given: Given) -> Reading:
@@ -106,6 +108,7 @@ def resolve(found: Found, given: Given) -> Reading:
         unknown=tuple(found.unknown),
         problems=tuple(dict.fromkeys(problems)),
         notes=tuple(found.notes),
+        stack=found.stack,
     )
 
 

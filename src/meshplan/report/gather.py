@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -19,7 +19,8 @@ from meshplan.report.plan_key import plan_key
 from meshplan.report.plan_rows import plan_data, ranking_data
 from meshplan.report.plan_view import plan_names, shown_rows
 from meshplan.report.studies import Told, case_of, gpu_counts, scaling_of, sensitivities_of
-from meshplan.search.band import error_band
+from meshplan.search.band import error_band, ranking_band
+from meshplan.search.fidelity import can_simulate
 from meshplan.search.ranking import Ranking
 
 SCHEMA_VERSION = 1
@@ -38,19 +39,21 @@ def report_data(
     top: int = TOP,
     chosen: int = 0,
     studies: bool = True,
-    command: str | None = None,
+    stack: str | None = None,
+    flags: Sequence[str] = (),
     told: Told = lambda what: None,
 ) -> dict[str, Any]:
     """The report on a ranking, plain data through and through.
 
     ``cost_model``: what priced it (default: the one of that name). ``chosen``: the row whose pictures are
-    drawn. ``studies``: whether to search again for the scaling curve and the sensitivities. ``command``: the
-    command line as typed (default: one that asks the same). ``told`` is called with the name of each part
-    that takes a moment.
+    drawn. ``studies``: whether to search again for the scaling curve and the sensitivities. ``stack``: what
+    to type for the stack (default: its name). ``flags``: further flags of the command that asks the same.
+    ``told`` is called with the name of each part that takes a moment.
     """
     cost_model = cost_model or cost_model_named(ranking.cost_model, stack=ranking.stack)
     word = model_word(ranking.model, ranking.model.source or "config.json")
     asked = (ranking.model, ranking.cluster, ranking.workload, ranking.space, ranking.cost_model)
+    stack, more = stack or ranking.stack, (*_answer_flags(ranking, cost_model), *flags)
     kept = min(len(ranking), MOST_POINTS)
     data: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
@@ -67,8 +70,8 @@ def report_data(
         "chosen": None,
         "scaling": None,
         "sensitivities": None,
-        "command": command or plan_command(*asked, word=word),
-        "job": job_text(*asked, word=word),
+        "command": plan_command(*asked, word=word, stack=stack, objective=ranking.objective, more=more),
+        "job": job_text(*asked, word=word, stack=stack, objective=ranking.objective),
     }
     told("report: how far off the model usually is")
     data["band"] = band_data(ranking)
@@ -83,6 +86,13 @@ def report_data(
         told("report: what the step waits for")
         data["sensitivities"] = sensitivities_of(ranking, chosen, cost_model)
     return data
+
+
+def _answer_flags(ranking: Ranking, cost_model: CostModel) -> tuple[str, ...]:
+    """Flags of ``meshplan plan`` about how this ranking was made, where it was not as usual."""
+    ties = ranking.band > 0 or ranking_band(ranking.cost_model, ranking.model) == 0
+    closed = len(ranking) > 0 and ranking.simulated is None and can_simulate(cost_model)
+    return (*(() if ties else ("--no-ties",)), *(("--fidelity", "estimate") if closed else ()))
 
 
 def named_ranking(ranking: Ranking, top: int | None) -> dict[str, Any]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from meshplan.cluster.cluster import Cluster
 from meshplan.cluster.presets import cluster_of, load_gpu
+from meshplan.cost.models import stack_of
 from meshplan.errors import InputError
 from meshplan.model.model import Model
 from meshplan.model.presets import preset, preset_name
@@ -16,6 +17,7 @@ from meshplan.plan.kinds import Recompute
 from meshplan.plan.plans import ALL_LAYERS, AUTO_LAYERS
 from meshplan.plan.space import DEGREES, Space
 from meshplan.plan.workload import Workload
+from meshplan.search.objective import Objective
 from meshplan.units import format_bandwidth, format_bytes_as_sold, parse_bandwidth, parse_bytes
 
 CONFIG = "./config.json"
@@ -36,18 +38,19 @@ def job_text(
     cost_model: str | None = None,
     *,
     word: str = "",
+    stack: str | None = None,
+    objective: Objective = "step",
 ) -> str:
-    """A job file (YAML) that asks the same; ``word`` is what it shall call the model (``model_word``).
-
-    ``meshplan plan`` reads it back to the same question, given the flags of ``size_flags``.
-    """
+    """A job file (YAML) that asks the same; ``word`` is what it shall call the model (``model_word``),
+    ``stack`` what it shall call the software that the cost model assumes, where not that of the framework."""
+    space = space or Space()
     lines = [f"model: {_yaml(word or model_word(model))}", "cluster:", *_cluster_lines(cluster)]
     lines += ["workload:", f"  seq: {workload.seq}", f"  gbs: {workload.gbs}"]
     lines += [f"  {name}: {value}" for name, value in _said(workload).items()]
-    chosen = _space(space or Space(), model)
+    chosen = _space(space, model)
     if chosen:
         lines += ["space:", *(f"  {name}: {_yaml(value)}" for name, value in chosen.items())]
-    lines += [f"cost_model: {cost_model}"] if cost_model else []
+    lines += [f"{name}: {_yaml(word)}" for name, word in _names(space, cost_model, stack, objective).items()]
     return "\n".join(lines) + "\n"
 
 
@@ -59,12 +62,16 @@ def plan_command(
     cost_model: str | None = None,
     *,
     word: str = "",
+    stack: str | None = None,
+    objective: Objective = "step",
+    more: Sequence[str] = (),
 ) -> str:
-    """The command line that asks the same; ``meshplan plan job.yaml`` where flags cannot say the cluster."""
+    """The command line that asks the same; ``meshplan plan job.yaml`` where flags cannot say the cluster.
+    ``stack`` and ``objective`` as in ``job_text``; ``more``: flags that a job file has no key for."""
     flags = _cluster_flags(cluster)
     space = space or Space()
     if flags is None:
-        return shlex.join(["meshplan", "plan", JOB, *size_flags(space)])
+        return shlex.join(["meshplan", "plan", JOB, *more])
     words = [
         "meshplan",
         "plan",
@@ -77,12 +84,23 @@ def plan_command(
     ]
     for name, value in _said(workload).items():
         words += [] if value == "bf16" else [f"--{name.replace('_', '-')}", str(value)]
-    words += size_flags(space)
     for name, value in _space(space, model).items():
         flag = f"--{name.replace('_', '-')}"
         words += [flag, ",".join(map(str, value)) if isinstance(value, list) else str(value)]
-    words += ["--cost-model", cost_model] if cost_model else []
-    return shlex.join(words)
+    for name, value in _names(space, cost_model, stack, objective).items():
+        words += ["--space" if name == "size" else f"--{name.replace('_', '-')}", value]
+    return shlex.join([*words, *more])
+
+
+def _names(space: Space, cost_model: str | None, stack: str | None, objective: Objective) -> dict[str, str]:
+    """Key of a job file → word, of what is not as usual; the size of the space always."""
+    found = {"size": space.size, "framework": space.framework, "objective": objective}
+    if cost_model:
+        found["cost_model"] = cost_model
+    if stack is not None:
+        found["stack"] = stack
+    usual = {"framework": "any", "objective": "step", "stack": stack_of(space.framework)}
+    return {name: word for name, word in found.items() if word != usual.get(name)}
 
 
 def _said(workload: Workload) -> dict[str, Any]:
@@ -168,12 +186,6 @@ def _gpu_lines(cluster: Cluster) -> list[str]:
     return lines
 
 
-def size_flags(space: Space) -> list[str]:
-    """Flags for the size of a space and its framework, which a job file does not hold."""
-    words = ["--space", space.size]
-    return words if space.framework == "any" else [*words, "--framework", space.framework]
-
-
 def _space(space: Space, model: Model) -> dict[str, Any]:
     """Dimensions that are not as the size and the framework have them, by the names of a job file; lists of
     numbers or labels."""
@@ -186,6 +198,8 @@ def _space(space: Space, model: Model) -> dict[str, Any]:
     for name in ("schedule", "sharding", "cp_kind"):
         if getattr(space, name) != getattr(usual, name):
             found[name] = [kind.label for kind in getattr(space, name)]
+    if space.layout != usual.layout:
+        found["layout"] = list(space.layout)
     if space.sp != usual.sp:
         found["sp"] = ["on" if sp else "off" for sp in space.sp]
     if space.recompute != usual.recompute:

@@ -37,6 +37,7 @@ def case_of(ranking: Ranking, cost_model: CostModel) -> Case:
         space=ranking.space,
         cost_model=cost_model,
         simulate=ranking.simulated is not None,
+        objective=ranking.objective,
         ties=ranking.band > 0,
     )
 
@@ -45,9 +46,7 @@ def scaling_of(
     case: Case, counts: tuple[int, ...], *, told: Told = lambda text: None, known: Ranking | None = None
 ) -> dict[str, Any]:
     """What ``meshplan scale --no-weak --json`` prints for the same batch on these numbers of GPUs; ``known``:
-    the ranking of the question itself, where it is by step time."""
-    if known is not None and known.objective not in ("step", "mfu", "cost"):
-        known = None
+    the ranking of the question itself."""
     found = scaling(case, counts, (case.workload.gbs,), weak=False, told=told, known=known)
     return scale_data(case, found)
 

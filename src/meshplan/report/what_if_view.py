@@ -17,11 +17,15 @@ from meshplan.search.reasons_compare import Sensitivities
 from meshplan.search.what_if import WhatIf
 from meshplan.units import format_bytes
 
+SAME = 1e-9
+"""Gains below this are none."""
+
 
 def what_if_lines(found: WhatIf, screen: Screen) -> list[str]:
     """Both best plans, before and after."""
     changes = ", ".join(f"{c.name} {c.new} instead of {c.old}" for c in found.changes)
-    lines = [*wrap(f"what if: {changes}", screen.width)]
+    by = {"memory": " (best: least memory)", "simplicity": " (best: simplest)"}.get(found.objective, "")
+    lines = [*wrap(f"what if: {changes}{by}", screen.width)]
     rows = [row for row in _rows(found) if row[2] is not None]
     if not rows:
         return [*lines, "no plan fits, before or after"]
@@ -88,22 +92,37 @@ def _verdict(found: WhatIf) -> str:
         return "no plan fits then"
     if before is None:
         return "no plan fitted before"
+    if found.objective == "memory":
+        need, then = (float(costs.memory_bytes[0]) for costs in (before, after))
+        text = f"{format_bytes(then)} on the fullest GPU instead of {format_bytes(need)}"
+        return f"{text}; {_moved(found, 'memory_bytes')}"
     rate_before = found.before.workload.tokens / _step(before)
     rate = found.after.workload.tokens / _step(after) / rate_before
     per_gpu = rate * found.before.cluster.gpus / found.after.cluster.gpus
     text = f"{rate:.2f} × the tokens a second"
     if found.before.cluster.gpus != found.after.cluster.gpus:
         text += f", {per_gpu:.2f} × a GPU"
-    same = found.old_then is not None and _step(found.old_then) <= _step(after) * (1 + 1e-9)
-    if same:
-        return f"{text}; the best plan stays the best"
-    if found.old_then is None:
-        return f"{text}; the best plan of before is not possible then"
-    fits = bool(found.old_then.fits[0])
-    if not fits:
-        return f"{text}; the best plan of before does not fit any more"
-    gain = 1 - _step(after) / _step(found.old_then)
-    return f"{text}; the new best plan's step is {gain:.1%} shorter than that of the old one"
+    return f"{text}; {_moved(found, 'step_s')}"
+
+
+def _moved(found: WhatIf, column: str) -> str:
+    """What became of the best plan of before; ``column`` of the costs is what plans are compared by."""
+    old, new = found.old_then, _first(_best(found.after))
+    if old is None:
+        return "the best plan of before is not possible then"
+    if not bool(old.fits[0]):
+        return "the best plan of before does not fit any more"
+    if _plan(old) == _plan(new):
+        return "the best plan stays the best"
+    if found.objective == "simplicity":
+        return "the new best plan is simpler, or as simple and faster"
+    gain = 1 - float(getattr(new, column)[0]) / float(getattr(old, column)[0])
+    if column == "memory_bytes":
+        less = f"needs {gain:.1%} less than" if gain > SAME else "needs as much as"
+        return f"the new best plan {less} the old one"
+    if gain <= SAME:  # tied with it, and simpler
+        return "the best plan stays as good as the new one, within the model's usual error"
+    return f"the new best plan's step is {gain:.1%} shorter than that of the old one"
 
 
 def what_if_data(found: WhatIf) -> dict[str, Any]:
@@ -113,6 +132,7 @@ def what_if_data(found: WhatIf) -> dict[str, Any]:
         return None if costs is None else plan_data(costs, 0, ranking.workload, ranking.cluster.gpus)
 
     return {
+        "objective": found.objective,
         "changes": [{"name": c.name, "old": c.old, "new": c.new} for c in found.changes],
         "before": row(_best(found.before), found.before),
         "after": row(_best(found.after), found.after),

@@ -22,6 +22,7 @@ from meshplan.report.why_view import (
     question_data,
     summary,
 )
+from meshplan.search.objective import complexity
 from meshplan.search.reasons import Case, Wish
 from meshplan.search.reasons_not import Change, Fix, WhyNot
 from meshplan.units import format_bytes
@@ -53,6 +54,7 @@ def why_not_data(case: Case, found: WhyNot, tie: float | None) -> dict[str, Any]
         "schema_version": SCHEMA_VERSION,
         **question_data(case, limit),
         "wish": {name: value_words(name, value) for name, value in found.answer.wish.items()},
+        "objective": case.objective,
         "verdict": found.verdict,
         "plan": None if costs is None else plan_data(costs, 0, case.workload, gpus),
         "broken": [{"rule": b.rule, "reason": b.reason} for b in found.answer.broken],
@@ -79,6 +81,7 @@ def _fix_data(fix: Fix) -> dict[str, Any]:
             {"name": c.name, "old": value_words(c.name, c.old), "new": value_words(c.name, c.new)}
             for c in fix.changes
         ],
+        "kind": fix.kind,
         "plan": plan_names(plans, plans.order)[0],
         "step_s": float(fix.costs.step_s[0]),
         "mfu": float(fix.costs.mfu[0]),
@@ -145,6 +148,8 @@ def _verdict(case: Case, found: WhyNot, tie: float | None, screen: Screen) -> It
             yield from _best(found, tie, screen)
         case "slower":
             yield from _slower(found, tie, screen)
+        case "behind":
+            yield from _behind(case, found, screen)
 
 
 def _best(found: WhyNot, tie: float | None, screen: Screen) -> Iterator[str]:
@@ -166,6 +171,30 @@ def _best(found: WhyNot, tie: float | None, screen: Screen) -> Iterator[str]:
     )
 
 
+def _behind(case: Case, found: WhyNot, screen: Screen) -> Iterator[str]:
+    """By how much the best plan is better, where what plans are ranked by is not time."""
+    assert found.comparison is not None
+    a, b = found.comparison.a, found.comparison.b
+    if case.objective == "memory":
+        own, least = float(b.memory_bytes[0]), float(a.memory_bytes[0])
+        more = f"{own / least - 1:.1%} more than the best plan's {format_bytes(least)}"
+        yield screen.bold(f"it fits, and needs more memory: {format_bytes(own)} a GPU, {more}")
+    else:
+        own, least = (int(complexity(costs.plans, case.cluster.gpus_per_node)[0]) for costs in (b, a))
+        needs = f"it needs {own} {'thing' if own == 1 else 'things'} beside data parallelism"
+        yield screen.bold(f"it fits, and is less simple: {needs}, the best plan {least}")
+    yield from wrap(_place(found), screen.width)
+    yield from wrap(summary(found.comparison), screen.width)
+
+
+def _place(found: WhyNot) -> str:
+    assert found.comparison is not None
+    best = found.comparison.a.plans
+    rank = f"{found.rank:,}" if found.rank is not None else f"more than {len(found.ranking):,}"
+    name = plan_names(best, best.order)[0]
+    return f"number {rank} of {found.ranking.counts.feasible:,}; the best is A, {name}; this one is B"
+
+
 def _slower(found: WhyNot, tie: float | None, screen: Screen) -> Iterator[str]:
     assert found.comparison is not None
     a, b = float(found.comparison.a.step_s[0]), float(found.comparison.b.step_s[0])
@@ -173,11 +202,7 @@ def _slower(found: WhyNot, tie: float | None, screen: Screen) -> Iterator[str]:
         f"it fits, and is slower: {step_time(b)} a step, {b / a - 1:.1%} more than the best plan's"
         f" {step_time(a)}"
     )
-    best = found.comparison.a.plans
-    rank = f"{found.rank:,}" if found.rank is not None else f"more than {len(found.ranking):,}"
-    name = plan_names(best, best.order)[0]
-    place = f"number {rank} of {found.ranking.counts.feasible:,}; the best is A, {name}; this one is B"
-    yield from wrap(place, screen.width)
+    yield from wrap(_place(found), screen.width)
     yield from wrap(summary(found.comparison), screen.width)
     if tie is not None and b / a - 1 <= tie:
         yield from wrap(
@@ -190,17 +215,19 @@ def _fixes(found: WhyNot, screen: Screen) -> Iterator[str]:
     if found.verdict == "best":
         return
     if not found.fixes:
-        what = "make it faster" if found.verdict == "slower" else "make it work"
+        what = {"slower": "make it faster", "behind": "make it better"}.get(found.verdict, "make it work")
         yield f"no change of one or two of these was found that would {what}"
         return
-    slower = found.verdict == "slower"
-    title = "one change that makes it faster" if slower else "what makes it work, smallest change first"
+    title = {"slower": "what makes it faster", "behind": "what makes it better"}.get(
+        found.verdict, "what makes it work"
+    )
+    title += ", fewest changes first"
     yield screen.bold(f"{title} (each searched for again)")
     for fix in found.fixes[:MOST_FIXES]:
         words = " and ".join(change_words(change) for change in fix.changes)
         plans = fix.costs.plans
-        text = (
-            f"{words}: {plan_names(plans, plans.order)[0]}, step {step_time(float(fix.costs.step_s[0]))},"
-            f" {format_bytes(float(fix.costs.memory_bytes[0]))}"
-        )
+        kind = f"{fix.kind}: " if fix.kind else ""
+        rest = ", the rest chosen anew" if fix.kind in ("fastest", "best") else ""
+        step, need = step_time(float(fix.costs.step_s[0])), format_bytes(float(fix.costs.memory_bytes[0]))
+        text = f"{kind}{words}{rest}: {plan_names(plans, plans.order)[0]}, step {step}, {need}"
         yield from indented(text, screen)

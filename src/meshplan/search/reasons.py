@@ -25,6 +25,7 @@ from meshplan.plan.rules import GBS_DIVIDES, Rule, Setting, broken, rules_of
 from meshplan.plan.space import Space
 from meshplan.plan.workload import Workload
 from meshplan.search.fidelity import SURE, can_simulate, simulate_all
+from meshplan.search.objective import Objective
 from meshplan.search.planned import planned
 from meshplan.search.ranking import Ranking
 from meshplan.search.search import search
@@ -51,6 +52,8 @@ class Case:
     """What plans must satisfy; ``None``: what the search asks for by itself."""
     simulate: bool = False
     """Whether times are those of simulated pipelines, where the cost model can simulate them."""
+    objective: Objective = "step"
+    """What ``ranked`` ranks by."""
     ties: bool = True
     """Whether ``ranked`` puts the simplest of tied plans first; else time alone ranks."""
 
@@ -82,6 +85,7 @@ class Case:
             rules=self.rules,
             advise=False,
             fidelity="simulate" if self._simulates else "estimate",
+            objective=self.objective,
             ties=self.ties,
         )
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any, Literal
 
@@ -13,7 +13,8 @@ import numpy as np
 from meshplan.cost.costs import Costs
 from meshplan.errors import InputError
 from meshplan.plan.kinds import Sharding
-from meshplan.plan.plans import Plans
+from meshplan.plan.plans import Plan, Plans
+from meshplan.search.objective import TIE, values
 from meshplan.search.ranking import Ranking
 from meshplan.search.reasons import DEGREES, KEEP, Answer, Case, Wish, answer, asked_again, with_wish
 from meshplan.search.reasons_compare import Comparison, compare, with_memory
@@ -48,6 +49,11 @@ class Fix:
 
     changes: tuple[Change, ...]
     costs: Costs
+    kept: Mapping[str, Any] = field(default_factory=dict)
+    """What stays as it is in the plan in question besides the wish; empty where the search chose the rest."""
+    kind: Literal["", "simplest", "fastest", "best"] = ""
+    """``simplest``: no plan that works differs in fewer things from the one in question; ``best``: by an
+    objective that is not time."""
 
     @property
     def distance(self) -> tuple[int, float, float]:
@@ -55,8 +61,16 @@ class Fix:
         return len(self.changes), sum(c.distance for c in self.changes), float(self.costs.step_s[0])
 
 
-Verdict = Literal["invalid", "memory", "slower", "best"]
-"""``best``: no slower than the plan that ``meshplan plan`` puts first."""
+Verdict = Literal["invalid", "memory", "slower", "behind", "best"]
+"""``best``: as good as the plan that ``meshplan plan`` puts first, or better; ``behind``: worse by an
+objective that is not time."""
+KNOBS = (
+    "tp", "cp", "pp", "ep", "etp", "vp", "schedule", "mbs", "sp", "cp_kind", "sharding", "replicas",
+    "recompute_modules",
+)  # fmt: skip
+MOST_ASKED = 8
+"""Plans that are asked for again until one works as priced in closed form."""
+BY_TIME = ("step", "mfu", "cost")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +82,7 @@ class WhyNot:
     ranking: Ranking
     """Of the whole question."""
     rank: int | None
-    """Place of the plan by step time among all that fit; ``None`` where it is behind all that were kept."""
+    """Place of the plan by the objective among all that fit; ``None`` where behind all that were kept."""
     comparison: Comparison | None
     """The best plan (a) and this one (b), where both fit."""
     fixes: tuple[Fix, ...]
@@ -94,88 +108,145 @@ def why_not(case: Case, wish: Wish) -> WhyNot:
             comparison=None, fixes=fixes, flips=(),
         )  # fmt: skip
     assert found.costs is not None
-    if best is None or float(found.costs.step_s[0]) <= float(best.step_s[0]) * (1 + 1e-9):
-        rank = _rank(ranking, float(found.costs.step_s[0]))
+    rank = _rank(case, ranking, found.costs)
+    if best is None or _value(case, found.costs) <= _value(case, best) * (1 + TIE):
         return WhyNot(
             answer=found, verdict="best", ranking=ranking, rank=rank, comparison=None, fixes=(), flips=()
         )
+    if case.objective not in BY_TIME:
+        return WhyNot(
+            answer=found, verdict="behind", ranking=ranking, rank=rank, comparison=compare(best, found.costs),
+            fixes=_gains(case, found), flips=(),
+        )  # fmt: skip
     turning = flips(case, asked_again(best.plans[0], case.space), asked_again(found.plan, case.space))
     return WhyNot(
-        answer=found, verdict="slower", ranking=ranking,
-        rank=_rank(ranking, float(found.costs.step_s[0])),
+        answer=found, verdict="slower", ranking=ranking, rank=rank,
         comparison=compare(best, found.costs), fixes=_gains(case, found), flips=turning,
     )  # fmt: skip
 
 
-def _rank(ranking: Ranking, step_s: float) -> int | None:
-    faster = int((ranking.costs.step_s < step_s * (1 - 1e-9)).sum())
-    return None if faster == len(ranking) < ranking.counts.feasible else 1 + faster
+def _value(case: Case, costs: Costs) -> float:
+    """What the first row is ranked by."""
+    return float(values(costs.take(slice(0, 1)), case.objective, case.cluster.gpus_per_node)[0])
+
+
+def _rank(case: Case, ranking: Ranking, costs: Costs) -> int | None:
+    all_values = values(ranking.costs, case.objective, case.cluster.gpus_per_node)
+    better = int((all_values < _value(case, costs) * (1 - TIE)).sum())
+    return None if better == len(ranking) < ranking.counts.feasible else 1 + better
 
 
 # ── changes to the plan ──────────────────────────────────────────────────────────────────────────
 
 
 def _repairs(case: Case, found: Answer) -> tuple[Fix, ...]:
-    """One change to the plan, else two; and one to the question."""
-    plan = [fix for names in combinations(found.wish, 1) for fix in _freed(case, found.wish, names)]
-    plan += _settings(case, found.wish)
-    if not plan:
-        plan = [fix for names in combinations(found.wish, 2) for fix in _freed(case, found.wish, names)]
+    """Changes to the plan, the simplest first and then the fastest; and one change to the question."""
+    one = [*_freed(found.wish, 1), *_more_sharding(case, found.wish)]
+    plan = _fixes(case, found, one) or _fixes(case, found, _freed(found.wish, 2))
     asked = [fix for fix in _questions(case, found) if fix is not None]
-    return (*sorted(plan, key=lambda fix: fix.distance), *sorted(asked, key=lambda fix: fix.distance))
+    return (*plan, *sorted(asked, key=lambda fix: fix.distance))
 
 
 def _gains(case: Case, found: Answer) -> tuple[Fix, ...]:
-    """For each field of the wish, the value with the shortest step, where there is a shorter one."""
-    assert found.costs is not None
-    now = float(found.costs.step_s[0])
-    gains = []
-    for name in found.wish:
-        rest = {k: v for k, v in found.wish.items() if k != name}
-        ranking = _try(case, rest)
-        if ranking is None or not len(ranking) or float(ranking.costs.step_s[0]) > now * (1 - GAIN):
+    """For each field of the wish, changes that make the plan better by the objective."""
+    return tuple(_fixes(case, found, _freed(found.wish, 1), better=True))
+
+
+def _fixes(
+    case: Case, found: Answer, freed: Iterable[tuple[Wish, tuple[str, ...]]], *, better: bool = False
+) -> list[Fix]:
+    """For every wish that is left when some fields may change, and these fields: the plan that works and
+    differs in fewest things from the one in question. The first of them is the simplest; after it comes the
+    fastest of all, where that is another."""
+    simple: list[Fix] = []
+    fast: list[Fix] = []
+    most = math.inf
+    if better:
+        assert found.costs is not None
+        most = _value(case, found.costs) * (1 - GAIN)
+    for rest, changed in freed:
+        ranking = _try(case, rest, keep=ALL, ranked=better and case.objective not in BY_TIME)
+        if ranking is None or not len(ranking) or _value(case, ranking.costs) > most:
             continue
-        costs = ranking.costs.take(slice(0, 1))
-        gains.append(Fix(changes=_changes(found.wish, (name,), costs), costs=costs))
-    return tuple(sorted(gains, key=lambda fix: float(fix.costs.step_s[0])))
+        first = ranking.costs.take(slice(0, 1))
+        fast.append(Fix(changes=_changes(found, rest, changed, first), costs=first))
+        simple += _simplest(case, found, ranking.costs, changed, most)
+
+    def simplicity(fix: Fix) -> tuple[int, int, tuple[int, float, float]]:
+        """Fewest changes first, those of what was asked about before others."""
+        return len(fix.changes), sum(c.name not in found.wish for c in fix.changes), fix.distance
+
+    both = sorted(simple or fast, key=simplicity)
+    if not both:
+        return []
+    best = min(fast, key=lambda fix: (_value(case, fix.costs), fix.distance))
+    kind: Literal["fastest", "best"] = "fastest" if case.objective in BY_TIME or not better else "best"
+    others = [replace(best, kind=kind)] if not _same_plan(best.costs, both[0].costs) else []
+    return [replace(both[0], kind="simplest"), *others, *both[1:]]
 
 
-def _freed(case: Case, wish: Wish, names: tuple[str, ...]) -> Iterator[Fix]:
-    """The nearest values of ``names`` with which the rest of the wish works."""
-    ranking = _try(case, {k: v for k, v in wish.items() if k not in names}, keep=ALL)
-    if ranking is None or not len(ranking):
-        return
-    costs = ranking.costs
+def _simplest(case: Case, found: Answer, costs: Costs, names: tuple[str, ...], most: float) -> Iterator[Fix]:
+    """Of plans that work the one with fewest things changed, then the nearest, then the fastest; asked for
+    once more by itself, for the exact time."""
+    own = _knobs(found.plan)
+    different = np.zeros(len(costs.plans))
+    for name, value in own.items():
+        different += getattr(costs.plans, name) != value
     far = np.zeros(len(costs.plans))
     for name in names:
-        column = getattr(costs.plans, name, None)
-        if name in DEGREES and column is not None:
-            far = far + np.abs(np.log2(column / float(wish[name])))
-    nearest = int(np.lexsort((costs.step_s, np.round(far, 9)))[0])
-    row = costs.take(np.array([nearest]))
-    yield Fix(changes=_changes(wish, names, row), costs=row)
-
-
-def _settings(case: Case, wish: Wish) -> Iterator[Fix]:
-    """More sharding, where neither the wish nor the space has it."""
-    for sharding in (Sharding.ZERO2, Sharding.ZERO3):
-        if "sharding" in wish or sharding in case.space.sharding:
+        if name in DEGREES:
+            far = far + np.abs(np.log2(getattr(costs.plans, name) / float(found.wish[name])))
+    good = values(costs, case.objective, case.cluster.gpus_per_node) <= most
+    for row in np.lexsort((costs.step_s, np.round(far, 9), different, ~good))[:MOST_ASKED]:
+        plan = costs.plans[int(row)]
+        wish = {**found.wish, **_knobs(plan)}
+        wish |= {name: getattr(plan, name) for name in names}
+        again = answer(case, wish)
+        if again.costs is None or not again.fits or _value(case, again.costs) > most:
             continue
-        ranking = _try(case, {**wish, "sharding": sharding})
-        if ranking is not None and len(ranking):
-            costs = ranking.costs.take(slice(0, 1))
-            old = case.space.sharding[0]
-            yield Fix(changes=(Change(name="sharding", old=old, new=sharding),), costs=costs)
+        changes = _changes(found, wish, (*names, *own), again.costs)
+        touched = {change.name for change in changes}
+        yield Fix(
+            changes=tuple(c for c in changes if c.name != "schedule" or "vp" not in touched),
+            costs=again.costs,
+            kept={name: value for name, value in own.items() if name not in touched and name != "schedule"},
+        )
+        return
 
 
-def _changes(wish: Wish, names: tuple[str, ...], costs: Costs) -> tuple[Change, ...]:
-    plan = costs.plans[0]
-    return tuple(Change(name=name, old=wish[name], new=getattr(plan, name)) for name in names)
+def _freed(wish: Wish, count: int) -> Iterator[tuple[Wish, tuple[str, ...]]]:
+    """The wish without ``count`` of its fields, and these."""
+    for names in combinations(wish, count):
+        yield {name: value for name, value in wish.items() if name not in names}, names
 
 
-def _try(case: Case, wish: Wish, *, keep: int = KEEP) -> Ranking | None:
+def _more_sharding(case: Case, wish: Wish) -> Iterator[tuple[Wish, tuple[str, ...]]]:
+    """The wish with more sharding than it or the space has."""
+    if "sharding" not in wish:
+        more = (s for s in (Sharding.ZERO2, Sharding.ZERO3) if s not in case.space.sharding)
+        yield from (({**wish, "sharding": sharding}, ()) for sharding in more)
+
+
+def _knobs(plan: Plan) -> dict[str, Any]:
+    """What people turn; ``dp`` follows from the rest, layers to recompute and layouts are found."""
+    return {name: getattr(plan, name) for name in KNOBS}
+
+
+def _same_plan(a: Costs, b: Costs) -> bool:
+    return _knobs(a.plans[0]) == _knobs(b.plans[0])
+
+
+def _changes(found: Answer, wish: Wish, names: tuple[str, ...], costs: Costs) -> tuple[Change, ...]:
+    """Of the fields ``names`` those that are another now, and sharding that the wish has got."""
+    plan, before = costs.plans[0], {**_knobs(found.plan), **found.wish}
+    more = tuple(name for name in ("sharding",) if name in wish and name not in found.wish)
+    changed = [name for name in dict.fromkeys((*names, *more)) if getattr(plan, name) != before[name]]
+    return tuple(Change(name=name, old=before[name], new=getattr(plan, name)) for name in changed)
+
+
+def _try(case: Case, wish: Wish, *, keep: int = KEEP, ranked: bool = False) -> Ranking | None:
     try:
-        return with_wish(case, wish, keep=keep)
+        return with_wish(case, wish, keep=keep, ties=ranked)
     except InputError:  # the cost model cannot price such a plan
         return None
 
@@ -264,7 +335,7 @@ def with_changes(case: Case, wish: Mapping[str, Any], fix: Fix) -> tuple[Case, d
                 case = case.on(with_memory(case.cluster, float(change.new) / float(change.old) * (1 + 1e-9)))
             case _:
                 wished[change.name] = change.new
-    return case, wished
+    return case, {**fix.kept, **wished}
 
 
 def row_of(costs: Costs, plans: Plans) -> int | None:

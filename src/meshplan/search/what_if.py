@@ -11,6 +11,7 @@ from meshplan.cluster.presets import load_gpu
 from meshplan.cost.costs import Costs
 from meshplan.errors import InputError, nearest, shown
 from meshplan.plan.plans import Plan
+from meshplan.search.objective import Objective
 from meshplan.search.ranking import Ranking
 from meshplan.search.reasons import Case, asked_again, is_valid
 from meshplan.search.reasons_compare import (
@@ -44,6 +45,11 @@ class WhatIf:
     """The best plan of before, priced after; ``None`` where there is none or it is not valid any more."""
     new_before: Costs | None
     """The best plan of after, priced before; likewise."""
+
+    @property
+    def objective(self) -> Objective:
+        """What both rankings are by."""
+        return self.before.objective
 
 
 def what_if(case: Case, text: str) -> WhatIf:

@@ -283,16 +283,15 @@ def studies_box(address: Address, words: Words) -> Html:
 def downloads(plan: Data | None, asked: Asked, address: Address, words: Words) -> Html:
     """What can be taken away: report, job file, launch files, JSON, the command."""
     query = address.query(pin=None, why=None)
-    question = (asked.model, asked.cluster, asked.workload, asked.space, asked.cost_model.name)
     links = [
         h("li", h("a", words("take.report"), href="/report.html" + query)),
         h("li", h("a", words("take.job"), href="/job" + query)),
         h("li", h("a", words("take.json"), href="/plan.json" + query)),
     ]
-    command = plan_command(*question)
+    command = plan_command(*asked.words, **asked.kinds)
     parts = [h("ul", links), h("p", words("take.command")), h("pre", command)]
     if command.split()[2] == JOB:
-        parts.append(h("details", h("summary", "job.yaml"), h("pre", job_text(*question))))
+        parts.append(h("details", h("summary", "job.yaml"), h("pre", job_text(*asked.words, **asked.kinds))))
     if plan is not None:
         parts.append(_launch_form(plan, address, words))
     return h("section", h("h2", words("take.title")), parts, id="take")

@@ -19,7 +19,7 @@ from meshplan.cluster.cluster import Cluster
 from meshplan.cluster.files import cluster_of_table, parse_table
 from meshplan.cluster.presets import cluster_of
 from meshplan.cost.costs import CostModel
-from meshplan.cost.models import DEFAULT, cost_model_named
+from meshplan.cost.models import DEFAULT, cost_model_named, stack_name
 from meshplan.errors import InputError, UnknownNameError, nearest, shown
 from meshplan.model.hf import model_from_config, parse
 from meshplan.model.model import Model
@@ -145,7 +145,18 @@ class Asked:
             space=self.space,
             cost_model=self.cost_model,
             simulate=can_simulate(self.cost_model),
+            objective=self.objective,
         )
+
+    @property
+    def words(self) -> tuple[Model, Cluster, Workload, Space, str]:
+        """What ``report.job_text`` writes down of the question, and by ``kinds`` the rest of it."""
+        return self.model, self.cluster, self.workload, self.space, self.cost_model.name
+
+    @property
+    def kinds(self) -> dict[str, Any]:
+        """See ``words``."""
+        return {"stack": stack_name(self.cost_model), "objective": self.objective}
 
     @cached_property
     def candidates(self) -> int:

@@ -36,8 +36,7 @@ def file_stem(asked: Asked) -> str:
 def job_files(asked: Asked, address: Address) -> dict[str, str]:
     """The job file, and beside it the ``config.json`` that it names, where one was dropped."""
     model = model_word(asked.model, CONFIG)
-    question = (asked.model, asked.cluster, asked.workload, asked.space, asked.cost_model.name)
-    files = {JOB: job_text(*question, word=model)}
+    files = {JOB: job_text(*asked.words, **asked.kinds, word=model)}
     if model == CONFIG:
         files["config.json"] = unpack(address.values["config"], "the config.json")
     return files
