@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+from pathlib import Path
 from urllib.parse import parse_qsl
 
 import pytest
@@ -12,9 +14,15 @@ pytest.importorskip("starlette", reason="NOT CHECKED: the page (pip install -e '
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshplan.cli import main
 from meshplan.errors import InputError
+from meshplan.report.job_text import plan_command
+from meshplan.report.words import words_in
+from meshplan.web.form import ask_form
 from meshplan.web.packed import MOST_BYTES, pack, unpack
 from meshplan.web.question import KEYS, LOGS, START, Address, question_of
+from meshplan.web.take import job_files
+from meshplan.web.tasks import ranked
 
 CONFIG = {
     "model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32,
@@ -39,6 +47,41 @@ def test_the_page_opens_with_a_question_that_can_be_asked() -> None:
     assert asked.space.size == "small"
     assert question_of(address(space="plain")).candidates == 3430
     assert question_of(address(cost_model="handbook")).space.size == "plain"
+
+
+HABITS = {
+    "model": "mixtral-8x7b", "gpus": "16", "seq": "4096", "gbs": "64", "precision": "fp8",
+    "offload": "optimizer",
+    "moe_imbalance": "1.8", "capacity_factor": "1.5", "stack": "megatron-bridge", "framework": "megatron",
+    "objective": "memory", "space": "plain",
+}  # fmt: skip
+
+
+def test_a_question_is_asked_alike_by_address_job_file_and_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Everything that the form offers decides the answer, and is handed on to what can be taken away."""
+    asked = question_of(address(**HABITS))
+    steps = ranked(asked, advise=False).costs.step_s[:10].tolist()
+    job = tmp_path / "job.yaml"
+    job.write_text(job_files(asked, address(**HABITS))["job.yaml"])
+    command = plan_command(*asked.words, **asked.kinds)
+    for words in (["plan", str(job)], shlex.split(command)[1:]):
+        assert main([*words, "--json"]) == 0
+        assert [plan["step_s"] for plan in json.loads(capsys.readouterr().out)["plans"]] == steps
+    for key in ("precision", "offload", "moe_imbalance", "capacity_factor", "stack", "objective"):
+        gone = (key, "capacity_factor") if key == "moe_imbalance" else (key,)  # the smaller of the two counts
+        without = {name: value for name, value in HABITS.items() if name not in gone}
+        other = ranked(question_of(address(**without)), advise=False).costs
+        assert other.step_s[:10].tolist() != steps, key
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_form_offers_what_the_address_takes(language: str) -> None:
+    page = ask_form(address(**HABITS), words_in(language))
+    for key, value in HABITS.items():
+        assert f'name="{key}"' in page
+        assert f'value="{value}"' in page
 
 
 def test_an_address_carries_everything_back() -> None:
@@ -112,6 +155,12 @@ def test_memory_is_what_a_gpu_is_sold_with() -> None:
         ({"order": "tp-cp"}, "order"),
         ({"precision": "fp7"}, "precision must be one of"),
         ({"cost_model": "magic"}, "unknown cost model 'magic'"),
+        ({"stack": "/etc/passwd.toml"}, "stack must be one of"),
+        ({"stack": "torchtitan", "cost_model": "handbook"}, "--stack is for the full cost model"),
+        ({"offload": "disk"}, "offload 'disk' is not one of none, optimizer"),
+        ({"moe_imbalance": "0.5"}, "moe_imbalance must be from 1 to 1,000"),
+        ({"moe_imbalance": "nan"}, "moe_imbalance must be a positive number"),
+        ({"capacity_factor": "x"}, "capacity_factor must be a positive number"),
         ({"space": "huge"}, "space must be one of plain, small, full, not 'huge'"),
         ({"framework": "magic"}, "framework must be one of any, megatron"),
         ({"objective": "beauty"}, "objective must be one of step"),

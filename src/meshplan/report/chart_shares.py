@@ -12,16 +12,19 @@ from meshplan.report.words import Words, key_of
 SHARES: Mapping[str, tuple[str, str]] = {
     "useful": ("m", "c3"),
     "kernels": ("k", "c1"),
-    "recompute": ("r", "c4"),
+    "recompute": ("r", "c4 up"),
     "tp": ("t", "c2"),
     "cp": ("c", "c9"),
-    "ep": ("e", "c6"),
+    "ep": ("e", "c6 up"),
     "pipeline": ("p", "c8"),
-    "imbalance": ("i", "c7"),
-    "dp": ("d", "c5"),
-    "straggler": ("s", "c7"),
+    "imbalance": ("i", "c7 up"),
+    "dp": ("d", "c5 up"),
+    "straggler": ("s", "c7 cross"),
+    "once a step": ("n", "c1 cross"),
 }
-"""Where time goes → its letter and its fill, in the order of the bars."""
+"""Where time goes → its letter, its fill and how that is hatched, in the order of the bars. Those hatched
+alike can be told apart by people who see fewer colours."""
+OTHER = ("o", "c8 cross")
 SMALLEST = 0.002
 """Share that is drawn and no longer named."""
 _LEFT, _RIGHT, _ROW, _TOP = 62.0, 8.0, 30.0, 20.0
@@ -69,7 +72,7 @@ def _bar(shares: Mapping[str, float], y: float, seen: dict[str, tuple[str, str]]
         if share <= 0:
             continue
         width = share * (WIDTH - _LEFT - _RIGHT)
-        letter, fill = SHARES.get(name, ("o", "c8"))
+        letter, fill = SHARES.get(name, OTHER)
         found.append(
             box(x, y + 3, max(width - 0.8, 0.3), _ROW - 6, fill, f"{_word(name, words)}: {share:.1%}")
         )

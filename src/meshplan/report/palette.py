@@ -80,6 +80,7 @@ CHART_CSS = (
     ".mp-chart .node{stroke:var(--mp-ink);stroke-width:2;fill:none}"
     ".mp-chart .band{fill:var(--mp-band)}.mp-chart .sidle{stroke:var(--mp-idle)}"
     ".mp-chart .hollow{fill:none;stroke-width:1.5;stroke-dasharray:3 2}"
+    ".mp-chart .hatch{stroke:var(--mp-ink);stroke-opacity:.45;stroke-width:1.5;fill:none}"
     ".mp-chart .cell{fill:var(--mp-panel);stroke:var(--mp-edge)}"
     ".mp-chart .dots{fill:none;stroke-width:4;stroke-linecap:round}"
     ".mp-chart .path{fill:none;stroke-width:2}.mp-chart .dash{stroke-dasharray:4 3}"

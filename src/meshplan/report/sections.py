@@ -15,6 +15,7 @@ from meshplan.report.chart_sensitivity import sensitivity_chart
 from meshplan.report.chart_shares import shares_chart
 from meshplan.report.chart_timeline import ACROSS, timeline_chart
 from meshplan.report.chart_waterfall import waterfall_chart
+from meshplan.report.cited import cited
 from meshplan.report.markup import Html, h, join
 from meshplan.report.parts import step_time
 from meshplan.report.pipeline_run import pipeline_run
@@ -228,7 +229,7 @@ def evidence(plan: Data, words: Words) -> Html:
             h("td", words(f"known.{t['provenance']}") if t["provenance"] in order else t["provenance"]),
             h("td", ", ".join(words.part(p) for p in t["parts"])),
             h("td", said(t["what"], words) + ("" if t["error"] is None else f" (± {t['error']:.1%})")),
-            h("td", said(t["source"], words) + (f", {t['date']}" if t["date"] else "")),
+            h("td", cited(t["source"], words) + (f", {t['date']}" if t["date"] else "")),
         )
         for t in terms
     ]

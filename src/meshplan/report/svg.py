@@ -50,11 +50,37 @@ def text(x: float, y: float, words: Child, class_: str = "", **more: str) -> Htm
 
 
 def box(x: float, y: float, width: float, height: float, class_: str, hint: str = "") -> Html:
-    """A rectangle; ``hint`` is shown when the pointer rests on it."""
-    return h(
+    """A rectangle; ``hint`` is shown when the pointer rests on it. ``up`` or ``cross`` among the classes
+    hatches it, for fills that some eyes cannot tell apart."""
+    found = h(
         "rect", h("title", hint) if hint else None, x=float(x), y=float(y), width=float(max(width, 0.0)),
         height=float(height), class_=class_,
     )  # fmt: skip
+    lines = "".join(
+        _diagonals(x, y, width, height, down=down)
+        for kind, downs in HATCHES.items()
+        if kind in class_.split()
+        for down in downs
+    )
+    return h("g", found, h("path", d=lines, class_="hatch")) if lines else found
+
+
+HATCHES = {"up": (False,), "cross": (False, True)}
+"""Class of a box → which way its lines go."""
+_BETWEEN = 6.0
+
+
+def _diagonals(x: float, y: float, width: float, height: float, *, down: bool) -> str:
+    """Parallel lines at 45 degrees, cut off at the edges of a box."""
+    found = []
+    at = _BETWEEN / 2
+    while at < width + height:
+        low, high = max(at - height, 0.0), min(at, width)
+        ends = (x + low, at - low), (x + high, at - high)
+        (ax, ay), (bx, by) = ((px, y + height - up if down else y + up) for px, up in ends)
+        found.append(f"M{num(ax, 1)} {num(ay, 1)}L{num(bx, 1)} {num(by, 1)}")
+        at += _BETWEEN
+    return "".join(found)
 
 
 def line(x1: float, y1: float, x2: float, y2: float, class_: str) -> Html:

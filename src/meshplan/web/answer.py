@@ -216,6 +216,17 @@ def why_answer(answer: Data, words: Words) -> Html:
                 feasible=f"{found['feasible']:,}",
             )
             body = [h("p", told), _differences(found["time"], plan["step_s"], words)]
+        case "behind":
+            first = found["best"]
+            told = words(
+                f"behind.{found['objective']}",
+                plan=key,
+                need=format_bytes(plan["memory_bytes"]),
+                share=f"{plan['memory_bytes'] / first['memory_bytes'] - 1:.1%}",
+                rank=f"{found['rank']:,}" if found["rank"] else "—",
+                feasible=f"{found['feasible']:,}",
+            )
+            body = [h("p", told)]
         case _:
             body = [h("p", words("why.best", plan=key), class_="good")]
     if found["fixes"]:
@@ -233,7 +244,8 @@ def _fix(fix: Data, words: Words) -> str:
         for c in fix["changes"]
     ]
     told = (step_time(fix["step_s"]), format_bytes(fix["memory_bytes"]))
-    return f"{', '.join(changes)}: {' '.join(fix['plan'].split())}, {told[0]}, {told[1]}"
+    kind = f"{words('fix.' + fix['kind'])}: " if fix["kind"] else ""
+    return f"{kind}{', '.join(changes)}: {' '.join(fix['plan'].split())}, {told[0]}, {told[1]}"
 
 
 def _changed(name: str, words: Words) -> str:

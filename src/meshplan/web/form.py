@@ -9,11 +9,12 @@ from typing import get_args
 from meshplan.cli.job import SPACE
 from meshplan.cli.options import Framework
 from meshplan.cluster.presets import gpu_names
+from meshplan.cost.full.stack import stack_names
 from meshplan.cost.models import COST_MODELS, DEFAULT
 from meshplan.model.presets import preset_names
 from meshplan.plan.kinds import Schedule, Sharding
 from meshplan.plan.space import SIZES
-from meshplan.plan.workload import PRECISIONS
+from meshplan.plan.workload import OFFLOADS, PRECISIONS
 from meshplan.report.markup import Html, h
 from meshplan.report.words import Words
 from meshplan.search.objective import OBJECTIVES
@@ -108,9 +109,13 @@ def _step(values: Mapping[str, str], words: Words) -> list[Html]:
         _number("seq", values, words, required=True),
         _number("gbs", values, words, required=True),
         _labelled(words("form.precision"), precision),
+        _labelled(words("form.offload"), _select("offload", OFFLOADS, values.get("offload", "none"))),
+        _text("moe_imbalance", values, words, "1.2"),
+        _text("capacity_factor", values, words, "1.25"),
         _labelled(
             words("form.cost_model"), _select("cost_model", COST_MODELS, values.get("cost_model", DEFAULT))
         ),
+        _labelled(words("form.stack"), _select("stack", ("", *stack_names()), values.get("stack", ""))),
     ]
 
 

@@ -13,13 +13,16 @@ from functools import cached_property
 from typing import Any, get_args
 from urllib.parse import urlencode
 
-from meshplan.cli.job import SPACE
+from meshplan.cli.flags import HABITS
+from meshplan.cli.job import SPACE, WORKLOAD
 from meshplan.cli.options import Framework, read_count, read_list
 from meshplan.cluster.cluster import Cluster
 from meshplan.cluster.files import cluster_of_table, parse_table
 from meshplan.cluster.presets import cluster_of
 from meshplan.cost.costs import CostModel
-from meshplan.cost.models import DEFAULT, cost_model_named, stack_name
+from meshplan.cost.full.model import FullModel
+from meshplan.cost.full.stack import stack_names
+from meshplan.cost.models import DEFAULT, cost_model_named, stack_name, stack_of
 from meshplan.errors import InputError, UnknownNameError, nearest, shown
 from meshplan.model.hf import model_from_config, parse
 from meshplan.model.model import Model
@@ -39,7 +42,7 @@ from meshplan.web.packed import MOST_CHARACTERS, unpack
 
 QUESTION = (
     "model", "name", "config", "cluster", "gpu", "gpus", "gpus_per_node", "nic", "memory", "seq", "gbs",
-    "precision",
+    "precision", "offload", "moe_imbalance", "capacity_factor", "stack",
 )  # fmt: skip
 SLIDERS: Mapping[str, tuple[float, float]] = {
     "gpus": (3, 1), "nic": (3, 0.5), "memory": (2, 0.25), "seq": (4, 1), "gbs": (4, 1),
@@ -54,7 +57,7 @@ START: Mapping[str, str] = {
 }  # fmt: skip
 """What the page opens with."""
 USUAL: Mapping[str, str] = {
-    "precision": "bf16", "framework": "any", "objective": "step", "cost_model": DEFAULT,
+    "precision": "bf16", "offload": "none", "framework": "any", "objective": "step", "cost_model": DEFAULT,
 }  # fmt: skip
 """Values that need not be said."""
 MOST_VALUE = 300
@@ -149,6 +152,13 @@ class Asked:
         )
 
     @property
+    def full(self) -> FullModel:
+        """The full cost model, with the software of the question."""
+        if isinstance(self.cost_model, FullModel):
+            return self.cost_model
+        return FullModel.of(stack_of(self.space.framework))
+
+    @property
     def words(self) -> tuple[Model, Cluster, Workload, Space, str]:
         """What ``report.job_text`` writes down of the question, and by ``kinds`` the rest of it."""
         return self.model, self.cluster, self.workload, self.space, self.cost_model.name
@@ -176,9 +186,14 @@ def question_of(address: Address, *, sliders: bool = True) -> Asked:
     if sliders:
         numbers = {name: _scaled(number, _log(values, name)) for name, number in numbers.items()}
         cluster = _slid(cluster, values)
-    workload = Workload(seq=numbers["seq"], gbs=numbers["gbs"], precision=values.get("precision", "bf16"))
-    framework = values.get("framework", "any")
-    prices = cost_model_named(values.get("cost_model", DEFAULT), framework=framework)
+    said: dict[str, Any] = {name: WORKLOAD[name](values[name], name) for name in HABITS if name in values}
+    workload = Workload(
+        seq=numbers["seq"], gbs=numbers["gbs"], precision=values.get("precision", "bf16"), **said
+    )
+    framework = _one_of(values, "framework", get_args(Framework), "any")
+    # by name alone: the page reads no file that an address names
+    stack = _one_of(values, "stack", stack_names(), None) if "stack" in values else None
+    prices = cost_model_named(values.get("cost_model", DEFAULT), framework=framework, stack=stack)
     asked = Asked(
         key=(address if sliders else address.without(*LOGS)).asked,
         model=model,
@@ -278,7 +293,7 @@ def _space(values: Mapping[str, str], model: Model, prices: CostModel) -> Space:
     return Space.of(size, model, framework, **given)
 
 
-def _one_of(values: Mapping[str, str], key: str, known: Sequence[str], usual: str) -> Any:
+def _one_of(values: Mapping[str, str], key: str, known: Sequence[str], usual: str | None) -> Any:
     found = values.get(key, usual)
     if found not in known:
         raise InputError(f"{key} must be one of {', '.join(known)}, not {shown(found)}")

@@ -8,6 +8,7 @@ import zipfile
 from collections.abc import Mapping
 from typing import Any
 
+from meshplan.cost.models import stack_name, stack_of
 from meshplan.errors import InputError, UnknownNameError
 from meshplan.export.launch import Job as LaunchJob
 from meshplan.export.launch import Launch
@@ -48,6 +49,7 @@ def launch_files(asked: Asked, ranking: Ranking, row: int, target: str, launcher
     job = LaunchJob(
         setting=setting, plan=ranking.costs.plans[row], order=asked.space.order, name=asked.model.name,
         asked_model=model_word(asked.model, CONFIG),
+        stack=stack if (stack := stack_name(asked.cost_model)) != stack_of(target) else None,
     )  # fmt: skip
     return export(job, target, launcher)
 

@@ -11,8 +11,6 @@ from starlette.responses import HTMLResponse, Response
 from meshplan.cli.estimate import PlanFlags, plan_of
 from meshplan.cli.plan import no_plan
 from meshplan.cli.question import Question
-from meshplan.cost.full.model import FullModel
-from meshplan.cost.models import stack_of
 from meshplan.errors import InputError
 from meshplan.plan.rules import Setting
 from meshplan.report import sections
@@ -268,7 +266,7 @@ def _estimate(address: Address) -> dict[str, Any]:
     if "plan" not in address.values:
         raise InputError("plan is missing: such as tp4,cp2,dp4,pp2,mbs1")
     asked = question_of(address)
-    full = FullModel.of(stack_of(asked.space.framework))
+    full = asked.full
     flags = flags_of(read_plan(address.values["plan"]))
     whole = Question(
         model=asked.model, cluster=asked.cluster, workload=asked.workload, space=asked.space, cost_model=full
