@@ -18,6 +18,7 @@ NCCL 2.27 to 2.29; NCCL of 2021 on A100 fits them too (about 190 GB/s at 100 MB,
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +30,7 @@ from meshplan.cluster.profile_data import CollectiveCurve
 from meshplan.errors import InputError, UnknownNameError
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "p2p")
 
@@ -108,14 +110,22 @@ def collective_seconds(
     if not (np.all(link > 0) and np.all(nic > 0)):
         raise InputError("bandwidths of a collective must be above 0")
     hop = np.asarray(network_latency_s, dtype=np.float64) / NETWORK_LATENCY_S
-    inside = _inside(profile, op, size, n, link)
-    if np.all(r >= n):
-        across = inside
+    if not (n > 1).any():
+        return np.zeros(np.broadcast_shapes(size.shape, n.shape, r.shape, link.shape, nic.shape, hop.shape))
+    one_domain, moves = r >= n, (n > 1) & (size > 0)
+    if one_domain.all():
+        found = _inside(profile, op, size, n, link)
+    elif not one_domain.any():
+        found = _outside(profile, op, size, n, r, link, nic, hop, pat)
     else:
-        nodes = np.maximum(np.ceil(n / r), 2.0)
-        wide = _across(profile, op, size, n, r, nodes, link, nic, hop, pat)
-        across = np.where(r >= n, inside, _as_measured(profile, op, size, n, r, nic, wide))
-    return np.asarray(np.where((n > 1) & (size > 0), across, 0.0))
+        columns = np.broadcast_arrays(size, n, r, link, nic, hop)
+        home = np.broadcast_to(one_domain, columns[0].shape)
+        found = np.empty(home.shape)
+        size_in, n_in, _, link_in, *_ = (column[home] for column in columns)
+        found[home] = _inside(profile, op, size_in, n_in, link_in)
+        size, n, r, link, nic, hop = (column[~home] for column in columns)
+        found[~home] = _outside(profile, op, size, n, r, link, nic, hop, pat)
+    return np.asarray(np.where(moves, found, 0.0))
 
 
 # ── inside one domain ────────────────────────────────────────────────────────────────────────────
@@ -144,14 +154,11 @@ def _inside(profile: Profile, op: str, size: Floats, n: Floats, link: Floats) ->
     known = np.minimum(group, largest)
     size = size * bus_factor(op, group) / bus_factor(name, known)
     slower = curve.link_bandwidth / _reach(profile, link, group)
-    logs = np.log2(np.asarray(curve.ranks, dtype=np.float64))
-    times = np.stack(
-        np.broadcast_arrays(*(_at_size(curve, row, size, slower) for row in range(len(curve.ranks)))), axis=-1
-    )
-    time = _between(np.log2(known), logs, times)
-    wide = np.log2(group / known)
+    time = _looked_up(_grid(curve.ranks, curve.sizes, curve.seconds), np.log2(known), size, slower)
+    if not (group > known).any():
+        return time
     if name == "all_to_all":
-        time = time * (1 - _WIDE_LOSS) ** -wide
+        time = time * (1 - _WIDE_LOSS) ** -np.log2(group / known)
     return np.asarray(time + curve.hop_s * (group - known))
 
 
@@ -164,28 +171,61 @@ def _reach(profile: Profile, link: Floats, n: Floats) -> Floats:
     return np.asarray(link * np.minimum((n - 1) * peer / profile.gpu.scaleup_bandwidth, 1.0))
 
 
-def _at_size(curve: CollectiveCurve, row: int, size: Floats, slower: Floats) -> Floats:
-    """Time of the ``row``-th group measured; beyond the largest size at the last doubling's bandwidth."""
-    sizes, seconds = np.asarray(curve.sizes), np.asarray(curve.seconds[row])
-    bounded = np.clip(size, sizes[0], sizes[-1])
-    time = np.exp(np.interp(np.log(bounded), np.log(sizes), np.log(seconds)))
-    per_byte = (seconds[-1] - seconds[-2]) / (sizes[-1] - sizes[-2])
-    time = time + np.maximum(size - sizes[-1], 0.0) * per_byte
-    return np.asarray(seconds[0] + (time - seconds[0]) * slower)
+class _Grid(NamedTuple):
+    """A measured table, one row a group size: logarithms of what was measured, the slope from each size to
+    the next, and what follows the largest."""
+
+    ranks: Floats
+    sizes: Floats
+    seconds: Floats
+    slopes: Floats
+    shortest: Floats
+    smallest_bytes: float
+    largest_bytes: float
+    per_byte: Floats
+    """Seconds of a byte more than the largest size: at the last doubling's bandwidth."""
 
 
-def _between(x: Floats, known: Floats, values: Floats) -> Floats:
-    """``values[..., i]`` at ``known[i]``, interpolated geometrically at ``x``."""
-    if len(known) == 1:
-        return np.asarray(values[..., 0])
-    i = np.clip(np.searchsorted(known, x, side="right") - 1, 0, len(known) - 2)
-    share = (x - known[i]) / (known[i + 1] - known[i])
-    x_shape = np.broadcast_shapes(x.shape, values.shape[:-1])
-    values = np.broadcast_to(values, (*x_shape, values.shape[-1]))
-    i = np.broadcast_to(i, x_shape)[..., None]
-    low = np.take_along_axis(values, i, axis=-1)[..., 0]
-    high = np.take_along_axis(values, i + 1, axis=-1)[..., 0]
-    return np.asarray(low ** (1 - share) * high**share)
+@lru_cache(maxsize=1024)
+def _grid(ranks: tuple[int, ...], sizes: tuple[float, ...], seconds: tuple[tuple[float, ...], ...]) -> _Grid:
+    measured, log_sizes = np.asarray(seconds), np.log(np.asarray(sizes))
+    logs = np.log(measured)
+    return _Grid(
+        ranks=np.log2(np.asarray(ranks, dtype=np.float64)),
+        sizes=log_sizes,
+        seconds=np.ascontiguousarray(logs[:, :-1]).ravel(),
+        slopes=(np.diff(logs, axis=1) / np.diff(log_sizes)).ravel(),
+        shortest=measured[:, 0].copy(),
+        smallest_bytes=float(sizes[0]),
+        largest_bytes=float(sizes[-1]),
+        per_byte=(measured[:, -1] - measured[:, -2]) / (sizes[-1] - sizes[-2]),
+    )
+
+
+def _looked_up(grid: _Grid, ranks: Floats, size: Floats, slower: Floats) -> Floats:
+    """Time of a size among 2 to the ``ranks``: log-log between the sizes and geometric between the group
+    sizes measured. Links that are slower stretch all but the shortest time."""
+    steps = len(grid.sizes) - 1
+    x = np.log(np.minimum(np.maximum(size, grid.smallest_bytes), grid.largest_bytes))
+    column = np.minimum(np.maximum(np.searchsorted(grid.sizes, x, side="right") - 1, 0), steps - 1)
+    further, beyond = x - grid.sizes.take(column), np.maximum(size - grid.largest_bytes, 0.0)
+
+    def of_row(row: Ints) -> Floats:
+        at, shortest = row * steps + column, grid.shortest.take(row)
+        time = np.exp(grid.slopes.take(at) * further + grid.seconds.take(at)) + beyond * grid.per_byte.take(
+            row
+        )
+        return np.asarray(shortest + (time - shortest) * slower)
+
+    if len(grid.ranks) == 1:
+        return of_row(np.zeros(ranks.shape, dtype=np.int64))
+    row = np.searchsorted(grid.ranks, ranks, side="right") - 1
+    row = np.minimum(np.maximum(row, 0), len(grid.ranks) - 2)
+    share = (ranks - grid.ranks.take(row)) / (grid.ranks.take(row + 1) - grid.ranks.take(row))
+    whole = share.astype(np.int64)
+    if (whole == share).all():  # all of them group sizes that were measured
+        return of_row(row + whole)
+    return np.asarray(of_row(row) ** (1 - share) * of_row(row + 1) ** share)
 
 
 def scaleup_bus(profile: Profile, op: str, ranks: npt.ArrayLike, link: npt.ArrayLike | None = None) -> Floats:
@@ -194,12 +234,9 @@ def scaleup_bus(profile: Profile, op: str, ranks: npt.ArrayLike, link: npt.Array
     n = np.maximum(np.asarray(ranks, dtype=np.float64), 2.0)
     bandwidth = profile.gpu.scaleup_bandwidth if link is None else link
     slower = curve.link_bandwidth / _reach(profile, np.asarray(bandwidth, dtype=np.float64), n)
-    step = curve.sizes[-1] - curve.sizes[-2]
-    rates = [
-        bus_factor(name, k) * step / (row[-1] - row[-2])
-        for k, row in zip(curve.ranks, curve.seconds, strict=True)
-    ]
-    return np.asarray(np.interp(np.log2(n), np.log2(curve.ranks), np.asarray(rates)) / slower)
+    grid = _grid(curve.ranks, curve.sizes, curve.seconds)
+    rates = bus_factor(name, curve.ranks) / grid.per_byte
+    return np.asarray(np.interp(np.log2(n), grid.ranks, rates) / slower)
 
 
 # ── across nodes, as measured ────────────────────────────────────────────────────────────────────
@@ -226,6 +263,23 @@ def _as_measured(
 
 
 # ── across nodes ─────────────────────────────────────────────────────────────────────────────────
+
+
+def _outside(
+    profile: Profile,
+    op: str,
+    size: Floats,
+    n: Floats,
+    r: Floats,
+    link: Floats,
+    nic: Floats,
+    hop: Floats,
+    pat: bool,
+) -> Floats:
+    """Of groups over several domains: as measured, or by the predictor."""
+    nodes = np.maximum(np.ceil(n / r), 2.0)
+    wide = _across(profile, op, size, n, r, nodes, link, nic, hop, pat)
+    return _as_measured(profile, op, size, n, r, nic, wide)
 
 
 def _across(

@@ -107,7 +107,7 @@ def gemm_seconds(
     k: npt.ArrayLike,
     *,
     dtype: str = "bf16",
-    out_bytes: float = 2.0,
+    out_bytes: npt.ArrayLike = 2.0,
     clock: Clock = "sustained",
 ) -> Floats:
     """Seconds of one (m × k)·(k × n) product, forward layout.
@@ -131,7 +131,7 @@ def gemm_seconds(
     m, n, k = _sizes(m, n, k)
     tiles = _tile_seconds(profile, curve, peak, (np.ones(()), m, n, k), split=True)
     width = 4.0 if dtype == "tf32" else curve.operand_bytes
-    traffic = width * k * (m + n) + out_bytes * m * n
+    traffic = width * k * (m + n) + np.asarray(out_bytes, dtype=np.float64) * m * n
     memory = traffic / (curve.hbm_efficiency * profile.gpu.hbm_bandwidth)
     return _smooth_max(_at_clock(curve, tiles, clock), memory) + curve.start_s
 

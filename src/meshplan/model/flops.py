@@ -117,12 +117,10 @@ def forward_flops(model: Model, seq: int, *, causal: bool = True, vocab: int | N
     """
     if seq < 1:
         raise InputError(f"seq must be at least 1, not {seq}")
-    counts: dict[Layer, int] = {}
-    for layer in model.layers:
-        counts[layer] = counts.get(layer, 0) + 1
     flops = ForwardFlops(head=2.0 * model.hidden * (vocab or model.vocab))
-    for layer, count in counts.items():
-        flops += layer_flops(layer, model.hidden, seq, causal=causal) * count
+    for kind, layer in enumerate(model.kinds):
+        if count := model.kind_ids.count(kind):
+            flops += layer_flops(layer, model.hidden, seq, causal=causal) * count
     return flops
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from meshplan.errors import InputError
 from meshplan.model.layers import Layer
 from meshplan.model.rope import Rope
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Model:
     """A decoder-only language model, as far as training cost depends on it or a launch file has to say it.
 
@@ -58,13 +59,20 @@ class Model:
         if not self.layers:
             raise InputError(f"model {self.name} has no layers")
 
-    @property
+    @cached_property
     def kinds(self) -> tuple[Layer, ...]:
         """The distinct layers, in order of first appearance (MTP layers included)."""
         return tuple(dict.fromkeys((*self.layers, *self.mtp)))
 
-    @property
+    @cached_property
     def kind_ids(self) -> tuple[int, ...]:
         """For each layer of the stack, its index in ``kinds``."""
         index = {layer: i for i, layer in enumerate(self.kinds)}
         return tuple(index[layer] for layer in self.layers)
+
+    @cached_property
+    def kind_counts(self) -> tuple[int, ...]:
+        """How many layers there are of each of ``kinds``, MTP layers included."""
+        index = {layer: i for i, layer in enumerate(self.kinds)}
+        ids = [*self.kind_ids, *(index[layer] for layer in self.mtp)]
+        return tuple(ids.count(i) for i in range(len(self.kinds)))

@@ -22,6 +22,7 @@ from meshplan.schedule.generate import smallest_group
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.int64]
 
 CODES: dict[str, int] = {
     "gpipe": 0,
@@ -120,6 +121,36 @@ def step_time(
             work[rows] -= np.where(paired, _time_saved(case, share[rows]), 0.0)
         bubble[rows] = np.where(case.p > 1, own + hops, 0.0)
     return (bubble + work).reshape(shape), bubble.reshape(shape)
+
+
+def bubbles(
+    schedule: Ints,
+    p: Ints,
+    v: Ints,
+    m: Floats,
+    f_max: Floats,
+    b_max: Floats,
+    w_max: Floats,
+    f_sum: Floats,
+    b_sum: Floats,
+    w_sum: Floats,
+    p2p: Floats,
+) -> tuple[Floats, Floats]:
+    """Seconds of the bubble of ``step_time`` with hops that take no time, and what hops add to it where only
+    the receiver waits for them. Columns of equal length."""
+    bubble, added = np.zeros(len(p)), np.zeros(len(p))
+    fr, br, wr = (np.maximum(s - x, 0.0) for s, x in ((f_sum, f_max), (b_sum, b_max), (w_sum, w_max)))
+    whole = _Case(p.astype(np.float64), v.astype(np.float64), m, f_max, b_max, w_max, fr, br, wr, p2p)
+    counts = np.bincount(schedule)
+    for one in np.flatnonzero(counts).tolist():
+        rows: Any = slice(None) if counts[one] == len(p) else np.flatnonzero(schedule == one)
+        case = _Case(*(column[rows] for column in whole))
+        if one in (CODES["v-half"], CODES["v-min"]):
+            bubble[rows] = own = _BUBBLES[one](case._replace(h=0.0 * case.h))
+            added[rows] = _BUBBLES[one](case) - own
+        else:
+            bubble[rows], added[rows] = _BUBBLES[one](case), _HOPS[one](case)[0] * case.h
+    return np.where(p > 1, bubble, 0.0), np.where(p > 1, added, 0.0)
 
 
 def _memory_efficient(bubble: Callable[[_Case], Floats], c: _Case, overlapped: Bools) -> Floats:
@@ -306,10 +337,12 @@ def in_flight(schedule: Any, p: Any, v: Any, m: Any, rank: Any, group: Any = Non
     micro-batches). DualPipe keeps two copies of the model: its unit is the stage of one.
     """
     code, p, v, m, i = (np.asarray(x, dtype=np.float64) for x in (schedule, p, v, m, rank))
-    n = _default_group(*np.broadcast_arrays(p, m)) if group is None else np.asarray(group, dtype=np.float64)
+    n = np.asarray(0.0 if group is None else group, dtype=np.float64)
     alive: Floats = np.full(np.broadcast_shapes(*(x.shape for x in (code, p, v, m, i, n))), np.nan)
     for one, held in enumerate(_IN_FLIGHT):
         if (rows := code == one).any():
+            if group is None and one in _GROUPED:
+                n = _default_group(*np.broadcast_arrays(p, m))
             alive = np.where(rows, held(p, v, m, i, n), alive)
     least: Floats = np.minimum(alive, m)
     return least
@@ -330,6 +363,8 @@ _IN_FLIGHT: list[Callable[[Floats, Floats, Floats, Floats, Floats], Floats]] = [
 ]
 """For every schedule, micro-batches a rank holds if there are enough of them: p ranks, v stages a rank, m
 micro-batches, rank i, groups of n."""
+_GROUPED = (CODES["interleaved"], CODES["zb-h1"])
+"""Those whose count depends on the groups."""
 
 
 def _default_group(p: Floats, m: Floats) -> Floats:
@@ -338,8 +373,8 @@ def _default_group(p: Floats, m: Floats) -> Floats:
     odd = np.flatnonzero(even != np.floor(even))
     if odd.size:
         flat_p, flat_m, flat = p.ravel()[odd], m.ravel()[odd], even.ravel().copy()
-        pairs, of = np.unique(np.stack([flat_p, flat_m]), axis=1, return_inverse=True)
-        sizes = [smallest_group(int(ranks), int(batches)) for ranks, batches in pairs.T.tolist()]
-        flat[odd] = np.array(sizes, dtype=np.float64)[np.ravel(of)]
+        pairs, of = np.unique(flat_p + 1j * flat_m, return_inverse=True)
+        sizes = [smallest_group(int(pair.real), int(pair.imag)) for pair in pairs.tolist()]
+        flat[odd] = np.array(sizes, dtype=np.float64)[of]
         even = flat.reshape(even.shape)
     return even

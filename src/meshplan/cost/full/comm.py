@@ -72,25 +72,31 @@ class Links:
         )
 
 
-def tensor_parallel(
-    layer: Layer, hidden: int, keys: LayerKeys, links: Links, group: Group, span: Ints, stack: Stack
-) -> tuple[Floats, Floats, Floats]:
-    """Forward, backward and hidden seconds of TP; ``span``: ranks between neighbours.
+def block_seconds(hidden: int, keys: LayerKeys, links: Links, group: Group, span: Ints) -> Floats:
+    """Seconds that TP's transfers of one block take one way; ``span``: ranks between neighbours.
 
     With SP every block gathers its input and scatters its output: an all-gather and a reduce-scatter of
     the whole stream, forward and backward; without SP an all-reduce each way (arXiv 2205.05198, 4.2.2).
-    A MoE block with experts not split by tp needs none of its own.
     """
     size = keys.element_bytes * hidden * keys.tokens
+    one = np.zeros(len(keys))
+    if keys.sp.any():
+        gather = links.seconds("all_gather", size, group, span)
+        one = np.where(keys.sp, gather + links.seconds("reduce_scatter", size, group, span), one)
+    if (~keys.sp & (keys.tp > 1)).any():
+        one = np.where(keys.sp, one, links.seconds("all_reduce", size, group, span))
+    return np.where(keys.tp > 1, one, 0.0)
+
+
+def tensor_parallel(
+    layer: Layer, one: Floats, keys: LayerKeys, group: Group, stack: Stack
+) -> tuple[Floats, Floats, Floats]:
+    """Forward, backward and hidden seconds of TP, where a block's transfers take ``one`` second each way
+    (``block_seconds``). A MoE block with experts not split by tp needs none of its own."""
     blocks = int(layer.attention is not None)
     blocks += int(layer.mlp is not None and (not isinstance(layer.mlp, Moe) or layer.mlp.shared_width > 0))
     if layer.parallel:
         blocks = min(blocks, 1)
-    gather = links.seconds("all_gather", size, group, span) + links.seconds(
-        "reduce_scatter", size, group, span
-    )
-    reduce = links.seconds("all_reduce", size, group, span)
-    one = np.where(keys.tp > 1, np.where(keys.sp, gather, reduce), 0.0)
     # Overlap with the product that gathers or scatters needs SP and the links of one domain (userbuffers).
     exposed = np.where(keys.sp & (group.size <= group.per_node), stack.tp_exposed, 1.0)
     return blocks * one * exposed, blocks * one * exposed, 2 * blocks * one * (1 - exposed)
@@ -107,28 +113,31 @@ def context_parallel(
 ) -> tuple[Floats, Floats, Floats]:
     """Forward, backward and hidden seconds of CP: ring hops hide under attention of the chunk at hand;
     all-gather and Ulysses transfers do not."""
-    att = layer.attention
-    zero = np.zeros(len(keys))
+    att, kind, on = layer.attention, keys.cp_kind, keys.cp > 1
+    forward, backward, hidden = (np.zeros(len(keys)) for _ in range(3))
     if att is None:
-        return zero, zero, zero
-    t = keys.tp
+        return forward, backward, hidden
+    t = span = keys.tp
     kv_heads = np.maximum(att.kv_heads / t, 1.0)
     k_and_v = keys.element_bytes * keys.tokens * kv_heads * (att.head_dim + att.v_dim)
-    span = t
-    hop = links.seconds("p2p", k_and_v, Group(size=group.size, per_node=group.per_node), span)
-    hops = keys.cp - 1
-    ring_f = np.maximum(hops * (hop - attention_f / keys.cp), 0.0) if stack.cp_overlap else hops * hop
-    ring_b = np.maximum(hops * (2 * hop - attention_b / keys.cp), 0.0) if stack.cp_overlap else hops * 2 * hop
-    gather_f = links.seconds("all_gather", k_and_v * keys.cp, group, span)
-    gather_b = gather_f + links.seconds("reduce_scatter", k_and_v * keys.cp, group, span)
-    moved = keys.element_bytes * keys.tokens / t * (att.q_width + att.k_width + att.v_width + att.out_width)
-    all_to_all = links.seconds("all_to_all", moved, group, span)
-    kind = keys.cp_kind
-    on = keys.cp > 1
-    forward = np.select([kind == CpKind.RING, kind == CpKind.ALL_GATHER], [ring_f, gather_f], all_to_all)
-    backward = np.select([kind == CpKind.RING, kind == CpKind.ALL_GATHER], [ring_b, gather_b], all_to_all)
-    hidden = np.where(kind == CpKind.RING, hops * 3 * hop - ring_f - ring_b, 0.0)
-    return np.where(on, forward, 0.0), np.where(on, backward, 0.0), np.where(on, hidden, 0.0)
+    if (ring := on & (kind == CpKind.RING)).any():
+        hop, hops = links.seconds("p2p", k_and_v, group, span), keys.cp - 1
+        ring_f, ring_b = hops * hop, hops * 2 * hop
+        if stack.cp_overlap:
+            ring_f = np.maximum(hops * (hop - attention_f / keys.cp), 0.0)
+            ring_b = np.maximum(hops * (2 * hop - attention_b / keys.cp), 0.0)
+        forward, backward = np.where(ring, ring_f, forward), np.where(ring, ring_b, backward)
+        hidden = np.where(ring, hops * 3 * hop - ring_f - ring_b, hidden)
+    if (gathers := on & (kind == CpKind.ALL_GATHER)).any():
+        gather = links.seconds("all_gather", k_and_v * keys.cp, group, span)
+        scatter = links.seconds("reduce_scatter", k_and_v * keys.cp, group, span)
+        forward = np.where(gathers, gather, forward)
+        backward = np.where(gathers, gather + scatter, backward)
+    if (ulysses := on & (kind == CpKind.ULYSSES)).any():
+        width = att.q_width + att.k_width + att.v_width + att.out_width
+        moved = links.seconds("all_to_all", keys.element_bytes * keys.tokens / t * width, group, span)
+        forward, backward = np.where(ulysses, moved, forward), np.where(ulysses, moved, backward)
+    return forward, backward, hidden
 
 
 DEDUP_RATE = 1.26
@@ -180,15 +189,15 @@ def expert_parallel(
         across = nodes_reached(moe, np.maximum(ep.nodes.astype(np.float64), 1.0))
         copies = np.minimum(np.where(ep.nodes > 1, across, inside), moe.topk)
     payload = held * copies * hidden
-    one = links.seconds("all_to_all", payload * (1.0 if low else keys.element_bytes), ep, keys.etp)
-    back = links.seconds("all_to_all", payload * keys.element_bytes, ep, keys.etp)
-    ep_time = np.where(keys.ep > 1, one + back, 0.0)
-    routed = held * moe.topk * hidden * keys.element_bytes * keys.etp
-    ones = np.ones(len(keys), dtype=np.int64)
-    etp_time = np.where(
-        keys.etp > 1,
-        links.seconds("all_gather", routed, etp, ones) + links.seconds("reduce_scatter", routed, etp, ones),
-        0.0,
-    )
+    back = one = links.seconds("all_to_all", payload * keys.element_bytes, ep, keys.etp)
+    if low:
+        one = links.seconds("all_to_all", payload, ep, keys.etp)
+    ep_time, etp_time = np.where(keys.ep > 1, one + back, 0.0), zero
+    if (keys.etp > 1).any():
+        routed = held * moe.topk * hidden * keys.element_bytes * keys.etp
+        ones = np.ones(len(keys), dtype=np.int64)
+        gather = links.seconds("all_gather", routed, etp, ones)
+        scatter = links.seconds("reduce_scatter", routed, etp, ones)
+        etp_time = np.where(keys.etp > 1, gather + scatter, 0.0)
     both = (ep_time + etp_time) * stack.moe_imbalance
     return both * stack.ep_exposed, both * (1 - stack.ep_exposed) * 2

@@ -11,7 +11,7 @@ from meshplan.cluster.cluster import Cluster
 from meshplan.cluster.profile import Profile
 from meshplan.cost.costs import Bools, Floats
 from meshplan.cost.full.comm import Links
-from meshplan.cost.full.narrow import total
+from meshplan.cost.full.narrow import rows, total, zeros
 from meshplan.cost.full.stack import Stack
 from meshplan.cost.full.stages import Splits, splits_of
 from meshplan.cost.full.topology import Group, group, joint_group, spans
@@ -36,13 +36,14 @@ class Context:
     gbs: Ints | None = None
     """Sequences a step for each plan, where plans of several batches are priced together."""
 
-    def take(self, index: Ints) -> Context:
+    def take(self, index: Ints | slice) -> Context:
         """The same question about the plans ``index`` selects."""
         gbs = None if self.gbs is None else self.gbs[index]
         some = replace(self, plans=self.plans.take(index), gbs=gbs)
         # What does not depend on the plans, or only row by row, is not worked out again.
         shared = {name: getattr(self, name) for name in ("kinds", "parameters", "links")}
         shared["splits"] = replace(self.splits, of_plan=self.splits.of_plan[index])
+        shared |= {name: getattr(self, name)[index] for name in ("gathers", "micro_batches")}
         some.__dict__.update(shared)
         return some
 
@@ -80,32 +81,32 @@ class Context:
     @cached_property
     def layers(self) -> Floats:
         """(plans, types, kinds): layers each rank type holds."""
-        return np.asarray(self.splits.layers.take(self.splits.of_plan, axis=0))
+        return rows(self.splits.layers, self.splits.of_plan)
 
     @cached_property
     def held_layers(self) -> Floats:
         """(plans, types): layers of any kind each rank type holds."""
-        return np.asarray(total(self.splits.layers).take(self.splits.of_plan, axis=0))
+        return rows(total(self.splits.layers), self.splits.of_plan)
 
     @cached_property
     def first(self) -> Floats:
         """1 where the rank type holds the embedding (0.5: one of its two stages does, DualPipe)."""
-        return np.asarray(self.splits.first.take(self.splits.of_plan, axis=0))
+        return rows(self.splits.first, self.splits.of_plan)
 
     @cached_property
     def last(self) -> Floats:
         """The same of the head."""
-        return np.asarray(self.splits.last.take(self.splits.of_plan, axis=0))
+        return rows(self.splits.last, self.splits.of_plan)
 
     @cached_property
     def ranks(self) -> Floats:
         """How many pipeline ranks are of the type; 0 for padding."""
-        return np.asarray(self.splits.ranks.take(self.splits.of_plan, axis=0))
+        return rows(self.splits.ranks, self.splits.of_plan)
 
     @cached_property
     def earliest(self) -> Floats:
         """The first pipeline rank of the type."""
-        return np.asarray(self.splits.earliest.take(self.splits.of_plan, axis=0))
+        return rows(self.splits.earliest, self.splits.of_plan)
 
     @cached_property
     def micro_batches(self) -> Floats:
@@ -125,7 +126,7 @@ class Context:
 
     def per_rank(self, per_kind: list[Floats]) -> Floats:
         """(plans, types): Σ over kinds of layers held × a value for each plan."""
-        held = np.zeros((len(self.plans), self.splits.ranks.shape[1]))
+        held = zeros(len(self.plans), self.splits.ranks.shape[1])
         for k, value in enumerate(per_kind):
             held += self.layers[:, :, k] * value[:, None]
         return held

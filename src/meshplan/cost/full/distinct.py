@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,6 +11,18 @@ from meshplan.plan.plans import Ints
 
 _TABLE = 8
 """Codes up to this many times the rows are counted in a table instead of sorted."""
+
+
+class Alike(NamedTuple):
+    """Rows of a table that are alike in something: the first row of each kind, and for each row its kind."""
+
+    first: Ints
+    of: Ints
+
+
+def alike(*columns: Ints) -> Alike:
+    """Rows that agree in all columns."""
+    return Alike(*distinct(columns))
 
 
 def distinct(columns: Sequence[Ints]) -> tuple[Ints, Ints]:

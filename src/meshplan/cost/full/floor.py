@@ -20,7 +20,8 @@ from meshplan.cost.full.layers import Priced, price_layers
 from meshplan.cost.full.memory import COMMUNICATOR_BYTES, CONTEXT_BYTES
 from meshplan.cost.full.stages import V_SHAPED
 from meshplan.cost.full.states import states
-from meshplan.cost.full.step import hop_seconds, part_means, pipeline_parts
+from meshplan.cost.full.step import part_means, pipeline_parts
+from meshplan.cost.full.work import hop_seconds, paces
 from meshplan.plan.plans import Plans
 from meshplan.schedule.closed_form import step_time
 
@@ -64,7 +65,8 @@ def pipeline_floors(c: Context, bar: float) -> tuple[Floats, Plans]:
     near = replace(near, plans=plans)
     first, of = distinct((priced.of_plan[rows], near.splits.of_plan, plans.schedule, plans.dp))
     some = near.take(first)
-    time = pipeline_parts(some, priced.take(rows[first]), np.zeros(some.ranks.shape)).time
+    prices = priced.take(rows[first])
+    time = pipeline_parts(some, prices, paces(some, prices), np.zeros(some.ranks.shape)).time
     least = np.asarray(sum(value for name, value in time.items() if name not in OPEN))
     cut = (least[of] + c.stack.step_s) * (1.0 + _spread(near)) * (1 - SLACK)
     step[rows] = np.maximum(step[rows], cut)
@@ -76,11 +78,9 @@ def pipeline_floors(c: Context, bar: float) -> tuple[Floats, Plans]:
 def _balanced(c: Context, priced: Priced) -> Floats:
     """Seconds of the pipeline if every rank had the mean of the work."""
     p, at, ends = c.plans, priced.of_plan, priced.ends
-    layers = (*c.model.layers, *c.model.mtp)
-    counts = [float(sum(layer == kind for layer in layers)) for kind in c.kinds]
 
     def total(values: list[Floats], end: Floats) -> Floats:
-        return np.asarray((sum(n * v for n, v in zip(counts, values, strict=True)) + end)[at])
+        return np.asarray((sum(n * v for n, v in zip(c.model.kind_counts, values, strict=True)) + end)[at])
 
     forward = total([t.forward_s for t in priced.times], ends.head_forward + ends.embedding_forward)
     backward = total([t.backward_s for t in priced.times], ends.head_backward + ends.embedding_backward)
@@ -98,10 +98,8 @@ def _spread(c: Context) -> Floats:
 def _mean_states(c: Context) -> Floats:
     """Bytes of weights, gradients and optimizer, averaged over pipeline ranks."""
     p, model = c.plans, c.model
-    layers = (*model.layers, *model.mtp)
-    counts = [float(sum(layer == kind for layer in layers)) for kind in c.kinds]
     dense, experts = np.zeros(len(p)), np.zeros(len(p))
-    for n, q in zip(counts, c.parameters, strict=True):
+    for n, q in zip(model.kind_counts, c.parameters, strict=True):
         split = q.attention_sharded + q.sinks + q.mlp + q.shared
         dense += n * (split / p.tp + q.attention_replicated + q.router + q.norms)
         experts += n * float(q.experts) / (p.ep * p.etp)

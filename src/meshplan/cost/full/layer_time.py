@@ -7,6 +7,7 @@ layer's GPU time is the sum of its kernels and of the transfers nothing hides.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -28,6 +29,7 @@ from meshplan.cost.full.keys import LayerKeys
 from meshplan.cost.full.stack import Stack
 from meshplan.model.layers import Attention, LatentAttention, Layer, Moe
 from meshplan.plan.kinds import CpKind, Recompute
+from meshplan.plan.plans import Ints
 
 FP32_SUM = 10.0
 """Bytes to add a bf16 block to an fp32 sum: read both, write one."""
@@ -74,64 +76,88 @@ def is_low(gemm: Gemm, stack: Stack) -> bool:
     return only[stack.low_precision] and not gemm.high_precision
 
 
-def _seconds(gemm: Gemm, profile: Profile, dtype: str, stack: Stack, *, transpose: str = "forward") -> Floats:
-    """One product: forward (m, n, k), input gradient (m, k, n) or weight gradient (n, k, m)."""
-    dtype = dtype if is_low(gemm, stack) else "bf16"
-    weight = transpose == "weight"
-    out_bytes = 8.0 if weight else 2.0
-    m, n, k = gemm.m, gemm.n, gemm.k
-    if transpose == "input":
-        n, k = k, n
-    rows, cols, depth = (n, k, m) if weight else (m, n, k)
-    factor = {"forward": 1.0, "input": profile.dgrad_factor, "weight": profile.wgrad_factor}[transpose]
-    one = gemm_seconds(profile, rows, cols, depth, dtype=dtype, out_bytes=out_bytes) * factor
-    if not gemm.name.startswith("experts"):
-        return np.asarray(one)
-    grouped = grouped_gemm_seconds(
-        profile,
-        m,
-        gemm.batch,
-        n,
-        k,
-        dtype=dtype,
-        out_bytes=out_bytes,
-        weight_gradient=weight,
-        kernel="streams" if stack.grouped == "streams" else "fused",
-    )
+WAYS = ("forward", "input", "weight")
+"""The three products of a layer's weights: forward (m, n, k), the gradient of its input (m, k, n) and of its
+weights (n, k, m)."""
+
+
+def _shapes(gemms: list[Gemm], count: int) -> Floats:
+    """(ways, products, sides, keys): rows, columns and depth of every product each way."""
+    sides = np.empty((3, len(gemms), count))
+    for i, g in enumerate(gemms):
+        sides[0, i], sides[1, i], sides[2, i] = g.m, g.n, g.k
+    m, n, k = sides
+    return np.stack([np.stack(sides, axis=1) for sides in ((m, n, k), (m, k, n), (n, k, m))])
+
+
+def _seconds(gemms: list[Gemm], count: int, profile: Profile, dtype: str) -> Floats:
+    """(ways, products, keys): seconds of single products."""
+    shapes = _shapes(gemms, count)
+    out_bytes = np.array([2.0, 2.0, 8.0])[:, None, None]
+    factor = np.array([1.0, profile.dgrad_factor, profile.wgrad_factor])[:, None, None]
+    rows, columns, depth = (shapes[:, :, side] for side in range(3))
+    return np.asarray(gemm_seconds(profile, rows, columns, depth, dtype=dtype, out_bytes=out_bytes) * factor)
+
+
+def _experts_seconds(gemms: list[Gemm], count: int, profile: Profile, dtype: str, stack: Stack) -> Floats:
+    """The same of all experts of a rank."""
+    batch = np.stack([np.broadcast_to(np.asarray(g.batch, dtype=np.float64), (count,)) for g in gemms])
+    shapes = _shapes(gemms, count)
+    kernel: Literal["fused", "streams"] = "streams" if stack.grouped == "streams" else "fused"
+
+    def grouped(ways: slice, out_bytes: float, weight_gradient: bool) -> Floats:
+        m, n, k = (shapes[ways, :, side] for side in ((2, 0, 1) if weight_gradient else (0, 1, 2)))
+        return grouped_gemm_seconds(
+            profile, m, batch, n, k, dtype=dtype, out_bytes=out_bytes, weight_gradient=weight_gradient,
+            kernel=kernel,
+        )  # fmt: skip
+
+    together = np.concatenate([grouped(slice(0, 2), 2.0, False), grouped(slice(2, 3), 8.0, True)])
     # Few large experts: one product after the other is faster than one grouped kernel.
-    return np.asarray(np.minimum(grouped, gemm.batch * one) / stack.grouped_rate)
+    one_by_one = batch * _seconds(gemms, count, profile, dtype)
+    return np.asarray(np.minimum(together, one_by_one) / stack.grouped_rate)
 
 
 class _Products:
     """Seconds of a layer's matrix products. Their shapes depend on few columns of the keys: each product is
-    priced once for every distinct combination of those, and gathered."""
+    priced once for every distinct combination of those, all of one kind at once, and gathered."""
 
     def __init__(self, layer: Layer, hidden: int, keys: LayerKeys, profile: Profile, stack: Stack) -> None:
         self.profile, self.stack, self.count = profile, stack, len(keys)
-        self.dtype = kernel_dtype(keys.precision, stack)
+        self.gemms: list[Gemm] = []
+        self.known: dict[str, Floats] = {}
+        """(ways, keys) of every product."""
+        self._price(layer, hidden, keys)
+
+    def _price(self, layer: Layer, hidden: int, keys: LayerKeys) -> None:
+        profile, stack = self.profile, self.stack
+        low = kernel_dtype(keys.precision, stack)
         columns = (keys.tp, keys.sp.astype(np.int64), keys.cp, keys.mbs)
-        first, self.of_dense = distinct(columns)
-        few = keys.take(first)
-        self.gemms = [*attention_gemms(layer, hidden, few), *mlp_gemms(layer, hidden, few, stack)]
-        self.of_experts = self.of_dense
+        first, of = distinct(columns)
+        some = keys.take(first)
+        gemms = [*attention_gemms(layer, hidden, some), *mlp_gemms(layer, hidden, some, stack)]
+        self.gemms = gemms
+        dense = [g for g in gemms if not g.name.startswith("experts")]
+        for dtype in dict.fromkeys((low, "bf16")):
+            own = [g for g in dense if (low if is_low(g, stack) else "bf16") == dtype]
+            self._note(own, of, _seconds(own, len(first), profile, dtype) if own else None)
         if isinstance(layer.mlp, Moe):
-            first, self.of_experts = distinct((*columns, keys.ep, keys.etp))
-            routed = {g.name: g for g in mlp_gemms(layer, hidden, keys.take(first), stack)}
-            self.gemms = [routed[g.name] if g.name.startswith("experts") else g for g in self.gemms]
-        self.known: dict[tuple[str, str], Floats] = {}
+            first, of = distinct((*columns, keys.ep, keys.etp))
+            gemms = mlp_gemms(layer, hidden, keys.take(first), stack)
+            experts = [g for g in gemms if g.name.startswith("experts")]
+            dtype = low if is_low(experts[0], stack) else "bf16"
+            self._note(experts, of, _experts_seconds(experts, len(first), profile, dtype, stack))
+
+    def _note(self, gemms: list[Gemm], of: Ints, seconds: Floats | None) -> None:
+        if seconds is not None:
+            for i, gemm in enumerate(gemms):
+                self.known[gemm.name] = seconds[:, i].take(of, axis=1)
 
     def seconds(self, which: str, *prefixes: str) -> Floats:
-        """Seconds of all products in a row, or of those whose names start so: ``forward``, or the gradient of
-        ``input`` or ``weight``."""
-        some = [g for g in self.gemms if g.name.startswith(prefixes or "")]
-        return np.asarray(sum((self._of(g, which) for g in some), np.zeros(self.count)) / self.stack.matmul)
-
-    def _of(self, gemm: Gemm, which: str) -> Floats:
-        at = gemm.name, which
-        if at not in self.known:
-            one = _seconds(gemm, self.profile, self.dtype, self.stack, transpose=which)
-            self.known[at] = one[self.of_experts if gemm.name.startswith("experts") else self.of_dense]
-        return self.known[at]
+        """Seconds of products whose name starts with one of ``prefixes`` (all of them without any)."""
+        way = WAYS.index(which)
+        some = [self.known[g.name][way] for g in self.gemms if g.name.startswith(prefixes or "")]
+        return np.asarray(sum(some, np.zeros(self.count)) / self.stack.matmul)
 
 
 def attention_core(layer: Layer, keys: LayerKeys, profile: Profile, stack: Stack) -> tuple[Floats, Floats]:

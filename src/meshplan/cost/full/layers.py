@@ -7,12 +7,19 @@ from dataclasses import dataclass, replace
 from meshplan.cluster.curves import gemm_seconds, membound_seconds
 from meshplan.cost.costs import Floats
 from meshplan.cost.full.activations import LayerActivations, layer_activations
-from meshplan.cost.full.comm import LayerComm, context_parallel, expert_parallel, tensor_parallel
+from meshplan.cost.full.comm import (
+    LayerComm,
+    block_seconds,
+    context_parallel,
+    expert_parallel,
+    tensor_parallel,
+)
 from meshplan.cost.full.context import Context
 from meshplan.cost.full.distinct import distinct
 from meshplan.cost.full.keys import LayerKeys
 from meshplan.cost.full.layer_time import LayerTime, attention_core, layer_time
 from meshplan.cost.full.topology import group
+from meshplan.model.layers import Attention, LatentAttention
 from meshplan.plan.plans import Ints
 
 
@@ -41,7 +48,7 @@ class Priced:
     activations: tuple[LayerActivations, ...]
     ends: Ends
 
-    def take(self, index: Ints) -> Priced:
+    def take(self, index: Ints | slice) -> Priced:
         """The same prices for the plans ``index`` selects."""
         return replace(self, of_plan=self.of_plan[index])
 
@@ -86,12 +93,17 @@ def price_layers(c: Context) -> Priced:
         "etp": group(k.etp, c.spans["etp"][index], c.domain),
     }
     times, activations = [], []
+    block = block_seconds(c.model.hidden, keys, c.links, groups["tp"], c.spans["tp"][index])
+    cores: dict[Attention | LatentAttention | None, tuple[tuple[Floats, ...], tuple[Floats, ...]]] = {}
     for layer in c.kinds:
-        tp_f, tp_b, tp_h = tensor_parallel(
-            layer, c.model.hidden, keys, c.links, groups["tp"], c.spans["tp"][index], c.stack
-        )
-        core_f, core_b = attention_core(layer, keys, c.profile, c.stack)
-        cp_f, cp_b, cp_h = context_parallel(layer, keys, c.links, groups["cp"], core_f, core_b, c.stack)
+        tp_f, tp_b, tp_h = tensor_parallel(layer, block, keys, groups["tp"], c.stack)
+        if layer.attention not in cores:  # kinds that differ in their MLP only share it
+            core = attention_core(layer, keys, c.profile, c.stack)
+            cores[layer.attention] = (
+                core,
+                context_parallel(layer, keys, c.links, groups["cp"], *core, c.stack),
+            )
+        (core_f, core_b), (cp_f, cp_b, cp_h) = cores[layer.attention]
         ep_f, ep_h = expert_parallel(
             layer, c.model.hidden, keys, c.links, groups["ep"], groups["etp"], c.stack
         )

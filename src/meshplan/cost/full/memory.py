@@ -7,18 +7,18 @@ with, where the layer is recomputed, everything it would otherwise have kept.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from meshplan.cluster.cluster import Cluster
 from meshplan.cost.costs import Bools, Floats
+from meshplan.cost.full.alike import Likeness, likeness
 from meshplan.cost.full.context import Context
-from meshplan.cost.full.distinct import distinct
-from meshplan.cost.full.gemms import attention_gemms, mlp_gemms
+from meshplan.cost.full.gemms import Gemm, attention_gemms, mlp_gemms
 from meshplan.cost.full.layers import Priced
-from meshplan.cost.full.narrow import most
+from meshplan.cost.full.narrow import flat, most, rows, widest, zeros
 from meshplan.cost.full.states import states
 from meshplan.plan.kinds import Schedule
 from meshplan.plan.plans import AUTO_LAYERS, Ints
@@ -42,6 +42,10 @@ COMMUNICATOR_BYTES = 0.35e9
 """One NCCL communicator's buffers (342 to 392 MB measured; aiconfigurator system files)."""
 
 
+_Pick = Callable[[Floats], Floats]
+"""What a table of distinct rows says of every plan."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Peak:
     """Peak memory of every rank type of every plan: the rank type that is fullest, and the layers each
@@ -49,6 +53,8 @@ class Peak:
 
     fullest: Ints
     recompute_layers: Ints
+    recomputed: Floats
+    """Share of its layers that each rank type recomputes, (plans, types)."""
     held: _Held
     of_held: Ints
     states: dict[str, Floats]
@@ -57,24 +63,32 @@ class Peak:
 
     def of_fullest(self) -> dict[str, Floats]:
         """Bytes by part on the fullest rank of each plan."""
+        held = self.fullest * len(self.held.kept) + self.of_held
+        states = self.fullest * len(self.states["weights"]) + self.of_states
         return self._parts(
-            (self.of_held, self.fullest), (self.of_states, self.fullest), self.recompute_layers
+            lambda table: flat(table).take(held),
+            lambda table: flat(table).take(states),
+            self.recompute_layers,
         )
 
     @property
     def parts(self) -> dict[str, Floats]:
         """Bytes by part, (plans, types)."""
-        return self._parts(self.of_held, self.of_states, self.recompute_layers[:, None])
-
-    def _parts(self, held_at: Any, states_at: Any, recompute_layers: Ints) -> dict[str, Floats]:
-        held, parts = self.held, {name: value[states_at] for name, value in self.states.items()}
-        share = recomputed_share(recompute_layers, held.layers[held_at])
-        kept, inputs = held.kept[held_at], held.inputs[held_at]
-        parts["activations"] = kept + (inputs - kept) * share + held.ends[held_at]
-        parts["loss and workspace"] = np.where(
-            share > 0, held.moment_recomputed[held_at], held.moment[held_at]
+        return self._parts(
+            lambda table: rows(table, self.of_held),
+            lambda table: rows(table, self.of_states),
+            self.recompute_layers[:, None],
         )
-        parts["gradient buffers"] = held.dummies[held_at]
+
+    def _parts(self, of_held: _Pick, of_states: _Pick, recompute_layers: Ints) -> dict[str, Floats]:
+        held, parts = self.held, {name: of_states(value) for name, value in self.states.items()}
+        share = recomputed_share(recompute_layers, of_held(held.layers))
+        kept, inputs = of_held(held.kept), of_held(held.inputs)
+        parts["activations"] = kept + (inputs - kept) * share + of_held(held.ends)
+        parts["loss and workspace"] = np.where(
+            share > 0, of_held(held.moment_recomputed), of_held(held.moment)
+        )
+        parts["gradient buffers"] = of_held(held.dummies)
         loose = parts["activations"] + parts["loss and workspace"] + parts["gathered weights"]
         parts["fragmentation"] = self.fragmentation * loose
         return {name: np.asarray(parts[name]) for name in PARTS}
@@ -82,34 +96,28 @@ class Peak:
 
 def recomputed_share(recompute_layers: Ints, layers: Floats) -> Floats:
     """Share of a rank's ``layers`` that are recomputed whole."""
-    return np.asarray(np.minimum(np.maximum(recompute_layers, 0) / np.maximum(layers, 1), 1.0))
+    share = np.asarray(np.maximum(recompute_layers, 0) / np.maximum(layers, 1.0))
+    return np.minimum(share, 1.0, out=share)
 
 
 def weight_gradient_buffers(c: Context, priced: Priced) -> Floats:
     """(plans, types): bf16 buffers shaped like each distinct weight, that TransformerEngine hands to
     autograd when the real gradient was added to the fp32 main gradient inside the kernel."""
-    n = len(c.plans)
-    total = np.zeros(c.ranks.shape)
+    total = zeros(*c.ranks.shape)
     if not c.stack.gradient_dummies:
         return total
-    widest = np.zeros(n)
+    at, largest = priced.of_plan, np.zeros(len(priced.keys))
     for k, layer in enumerate(c.kinds):
-        att = sum(
-            (_weights(g.n, g.k, priced) for g in attention_gemms(layer, c.model.hidden, priced.keys)),
-            np.zeros(n),
-        )
-        mlp = sum(
-            (_weights(g.n, g.k, priced) for g in mlp_gemms(layer, c.model.hidden, priced.keys, c.stack)),
-            np.zeros(n),
-        )
-        widest = np.maximum(widest, att)
-        total += np.where(c.layers[:, :, k] > 0, mlp[:, None], 0.0)
-    return total + np.where(c.held_layers > 0, widest[:, None], 0.0)
+        att = _weights(attention_gemms(layer, c.model.hidden, priced.keys), largest)
+        mlp = _weights(mlp_gemms(layer, c.model.hidden, priced.keys, c.stack), largest)
+        largest = np.maximum(largest, att)
+        total += np.where(c.layers[:, :, k] > 0, mlp[at][:, None], 0.0)
+    return total + np.where(c.held_layers > 0, largest[at][:, None], 0.0)
 
 
-def _weights(n: object, k: object, priced: Priced) -> Floats:
-    size = 2.0 * np.asarray(n, dtype=np.float64) * np.asarray(k, dtype=np.float64)
-    return np.asarray(np.broadcast_to(size, (len(priced.keys),))[priced.of_plan])
+def _weights(gemms: list[Gemm], like: Floats) -> Floats:
+    """bf16 bytes of the weights of these products, for each key."""
+    return np.asarray(sum((2.0 * g.n * g.k for g in gemms), np.zeros_like(like)))
 
 
 def momentary(c: Context, priced: Priced, recomputed: Bools) -> Floats:
@@ -124,7 +132,7 @@ def momentary(c: Context, priced: Priced, recomputed: Bools) -> Floats:
     loss = (c.stack.loss_bytes + parallel) * logits * copies
     head_gradient = 2.0 * c.vocabulary_parameters if c.stack.gradient_dummies else 0.0
     head = 2.0 * logits * copies + head_gradient + gathered + whole_stream
-    layer = np.zeros(recomputed.shape)
+    layer = zeros(*recomputed.shape)
     for k, a in enumerate(priced.activations):
         again = (a.workspace + a.full)[at][:, None]
         work = np.where(recomputed, again, a.workspace[at][:, None])
@@ -133,7 +141,7 @@ def momentary(c: Context, priced: Priced, recomputed: Bools) -> Floats:
     largest = np.asarray(np.maximum(layer, last))
     if c.stack.family != "torch" or not c.gathers.any():
         return largest
-    released = np.zeros(recomputed.shape)
+    released = zeros(*recomputed.shape)
     for k, a in enumerate(priced.activations):
         np.maximum(released, a.kept[at][:, None], out=released, where=~recomputed & (c.layers[:, :, k] > 0))
     return np.where(c.gathers[:, None], _fsdp_moment(c, layer, last, released), largest)
@@ -198,7 +206,7 @@ def _held(c: Context, priced: Priced) -> _Held:
     stream = (2.0 * c.model.hidden * priced.keys.tokens * priced.keys.stream_share)[at][:, None]
     whole_stream = (2.0 * c.model.hidden * priced.keys.tokens)[at][:, None]
     gathers_input = (c.stack.family == "torch") & priced.keys.sp[at][:, None]
-    none = np.zeros(c.ranks.shape, dtype=bool)
+    none = zeros(*c.ranks.shape) > 0
     return _Held(
         kept=c.per_rank([a.kept[at] for a in priced.activations]) * alive,
         inputs=c.per_rank([a.input[at] for a in priced.activations]) * alive,
@@ -254,36 +262,79 @@ def host_bytes(c: Context) -> float:
     return float(np.max(np.where(c.ranks > 0, away, 0.0)))
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Holdings:
+    """What the plans of a table hold, for each kind of plan (``alike.Likeness``), (kinds, types); and what
+    follows from that with fragmentation."""
+
+    held: _Held
+    states: dict[str, Floats]
+    fragmentation: float
+    base: Floats
+    """By ``held``: what stays with nothing recomputed. Less than anything for a type that no rank is of."""
+    more: Floats
+    """By ``states``."""
+    saved: Floats
+    """By ``held``: what recomputing every layer saves."""
+    saved_layer: Floats
+    """What one layer of it saves, a byte at least."""
+    moment: Floats
+    again: Floats
+    """What is there for a moment with nothing recomputed, and where layers are."""
+
+
+def holdings(c: Context, priced: Priced, kinds: Likeness) -> Holdings:
+    """What every kind of plan holds."""
+    some, loose = kinds.held.first, c.stack.fragmentation
+    held = _held(c.take(some), priced.take(some))
+    states = _states(c.take(kinds.sharded.first))
+    nothing = np.where(held.ranks > 0, 0.0, -np.inf)
+    saved = (1 + loose) * (held.kept - held.inputs)
+    return Holdings(
+        held=held,
+        states=states,
+        fragmentation=loose,
+        base=held.dummies + (1 + loose) * (held.kept + held.ends) + nothing,
+        more=np.asarray(sum(states.values()) + loose * states["gathered weights"]),
+        saved=saved,
+        saved_layer=np.maximum(saved / np.maximum(held.layers, 1), 1.0),
+        moment=(1 + loose) * held.moment,
+        again=(1 + loose) * held.moment_recomputed,
+    )
+
+
 def peak(c: Context, priced: Priced) -> Peak:
     """Memory of every rank type, with as many layers recomputed as were asked for or are needed."""
-    p, split = c.plans, c.splits.of_plan
-    # Of what is held for a moment only torch's depends on how weights are gathered (``momentary``).
-    gathers = c.gathers.astype(np.int64) if c.stack.family == "torch" else np.zeros_like(p.dp)
-    first, of_held = distinct((priced.of_plan, split, p.schedule, p.dp, c.sequences, gathers))
-    held = _held(c.take(first), priced.take(first))
-    first, of_states = distinct((split, p.tp, p.cp, p.dp, p.ep, p.etp, p.sharding, p.replicas, p.schedule))
-    parts = _states(c.take(first))
-    loose = c.stack.fragmentation
-    fixed = np.asarray(sum(parts.values()) + loose * parts["gathered weights"]).take(of_states, axis=0)
-    fixed += (held.dummies + (1 + loose) * held.ends).take(of_held, axis=0)
-    kept, inputs, moment, again = (
-        ((1 + loose) * value).take(of_held, axis=0)
-        for value in (held.kept, held.inputs, held.moment, held.moment_recomputed)
-    )
-    counts = np.where(held.ranks > 0, held.layers, -1.0).take(of_held, axis=0)
-    room = memory_limit(c.cluster) - fixed
-    layers = _layers_to_recompute(p.recompute_layers, room, kept, inputs, moment, again, counts)
+    kinds = likeness(c, priced)
+    return peak_of(c, kinds, holdings(c, priced, kinds))
+
+
+def peak_of(c: Context, kinds: Likeness, known: Holdings) -> Peak:
+    """The same where what every kind of plan holds is known."""
+    at, asked = kinds.held.of, c.plans.recompute_layers
+    fixed = rows(known.base, at) + rows(known.more, kinds.sharded.of)
+    moment, again, counts = (rows(value, at) for value in (known.moment, known.again, known.held.layers))
+    layers = asked
+    open_ = np.flatnonzero(asked == AUTO_LAYERS)
+    if len(open_):
+        room, low, high, held = fixed, moment, again, counts
+        if len(open_) < len(asked):
+            room, low, high, held = (rows(value, open_) for value in (fixed, moment, again, counts))
+        layers = asked.copy()
+        layers[open_] = _layers_to_recompute(
+            memory_limit(c.cluster) - room, rows(known.saved_layer, at[open_]), low, high, held
+        )
     share = recomputed_share(layers[:, None], counts)
-    total = fixed + kept + (inputs - kept) * share + np.where(share > 0, again, moment)
-    fullest = np.argmax(np.where(counts >= 0, total, -1.0), axis=1)
+    total = fixed + np.where(share > 0, again, moment) - rows(known.saved, at) * share
     return Peak(
-        fullest=fullest,
+        fullest=widest(total),
         recompute_layers=layers,
-        held=held,
-        of_held=of_held,
-        states=parts,
-        of_states=of_states,
-        fragmentation=loose,
+        recomputed=share,
+        held=known.held,
+        of_held=at,
+        states=known.states,
+        of_states=kinds.sharded.of,
+        fragmentation=known.fragmentation,
     )
 
 
@@ -294,23 +345,13 @@ def memory_limit(cluster: Cluster) -> float:
 
 
 def _layers_to_recompute(
-    asked: Ints, room: Floats, kept: Floats, inputs: Floats, moment: Floats, again: Floats, counts: Floats
+    room: Floats, saved_layer: Floats, moment: Floats, again: Floats, counts: Floats
 ) -> Ints:
-    """The count each plan asks for; where it leaves that open, the fewest that fit on every rank.
+    """The fewest layers that fit on every rank of each plan.
 
-    All (plans, types): ``room`` bytes left for activations (``kept``, or ``inputs`` where recomputed)
-    and moments; ``counts`` layers held, -1 for no rank.
+    All (plans, types): ``room`` bytes left beside activations with nothing recomputed, ``saved_layer`` bytes
+    that recomputing one layer saves, ``moment`` and ``again`` bytes needed for a moment without and with it,
+    ``counts`` layers held.
     """
-    rows = np.flatnonzero(asked == AUTO_LAYERS)
-    if not len(rows):
-        return asked
-    if len(rows) < len(asked):
-        room, kept, inputs, moment, again, counts = (
-            v.take(rows, axis=0) for v in (room, kept, inputs, moment, again, counts)
-        )
-    saved = np.maximum((kept - inputs) / np.maximum(counts, 1), 1.0)
-    needed = np.where(kept + moment <= room, 0.0, np.ceil((kept + again - room) / saved))
-    needed = most(np.clip(needed, 0.0, np.maximum(counts, 0.0)))
-    decided = asked.copy()
-    decided[rows] = needed.astype(np.int64)
-    return decided
+    needed = np.where(moment <= room, 0.0, np.ceil((again - room) / saved_layer))
+    return most(np.clip(needed, 0.0, counts)).astype(np.int64)

@@ -10,13 +10,15 @@ import numpy as np
 from meshplan.cluster.cluster import Cluster
 from meshplan.cluster.profile import Profile, profile_of
 from meshplan.cost.costs import Costs, Floats
+from meshplan.cost.full.alike import likeness
 from meshplan.cost.full.context import Context
 from meshplan.cost.full.cut import choose_layouts
 from meshplan.cost.full.floor import floors, pipeline_floors
-from meshplan.cost.full.layers import price_layers
-from meshplan.cost.full.memory import memory_limit, peak
+from meshplan.cost.full.layers import Priced, price_layers
+from meshplan.cost.full.memory import holdings, memory_limit, peak_of
 from meshplan.cost.full.stack import Stack, load_stack
-from meshplan.cost.full.step import step_parts
+from meshplan.cost.full.step import once, step_parts
+from meshplan.cost.full.work import paces
 from meshplan.errors import InputError
 from meshplan.model.flops import flop_per_token
 from meshplan.model.model import Model
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
 PEAK_OF = {"bf16": "bf16", "fp16": "bf16", "fp8": "fp8", "mxfp8": "fp8", "nvfp4": "fp4", "fp32": "fp32"}
 """The peak that MFU of a precision is measured against."""
+BLOCK = 1 << 14
+"""Most plans put together at once: their columns stay in a core's cache."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,25 +92,7 @@ class FullModel:
         if (plans.layout == AUTO_LAYOUT).any():
             plans = choose_layouts(c, priced)
             c = replace(c, plans=plans)
-        memory = peak(c, priced)
-        time, hidden = step_parts(c, priced, memory.recompute_layers)
-        step = np.asarray(sum(time.values()))
-        parts = memory.of_fullest()
-        flops = (
-            flop_per_token(model, workload.seq, "causal", mtp=bool(model.mtp)) * workload.seq * c.sequences
-        )
-        peaks = cluster.gpu.peak_flops
-        best = peaks.get(PEAK_OF[workload.precision]) or peaks.get("bf16") or max(peaks.values())
-        return Costs(
-            plans=plans.replace(recompute_layers=memory.recompute_layers),
-            step_s=step,
-            memory_bytes=np.asarray(sum(parts.values())),
-            memory_limit_bytes=memory_limit(cluster),
-            mfu=flops / (step * plans.gpus * best),
-            time=time,
-            memory=parts,
-            hidden=hidden,
-        )
+        return _composed(c, priced)
 
     def _context(
         self, model: Model, cluster: Cluster, workload: Workload, plans: Plans, gbs: Ints | None
@@ -126,3 +112,44 @@ class FullModel:
             profile=self.profile or profile_of(cluster.gpu),
             gbs=gbs,
         )
+
+
+def _blocks(plans: int) -> list[slice]:
+    """Rows of a table in equal blocks of at most ``BLOCK``."""
+    count = max(-(-plans // BLOCK), 1)
+    return [slice(i * plans // count, (i + 1) * plans // count) for i in range(count)]
+
+
+def _composed(c: Context, priced: Priced) -> Costs:
+    """Steps and ranks' memory put together from layers, block by block of plans."""
+    plans, workload, peaks = c.plans, c.workload, c.cluster.gpu.peak_flops
+    kinds = likeness(c, priced)
+    held, pace, paid = holdings(c, priced, kinds), paces(c, priced, kinds), once(c, kinds)
+    layers = np.empty(len(plans), dtype=np.int64)
+    found: dict[str, dict[str, Floats]] = {}
+    for rows in _blocks(len(plans)):
+        some, prices, alike = c.take(rows), priced.take(rows), kinds.take(rows)
+        memory = peak_of(some, alike, held)
+        layers[rows] = memory.recompute_layers
+        time, hidden = step_parts(some, prices, alike, pace.take(rows), paid, memory.recomputed)
+        parts = memory.of_fullest()
+        whole = {"step": sum(time.values()), "memory": sum(parts.values())}
+        for name, columns in (("time", time), ("hidden", hidden), ("memory", parts), ("whole", whole)):
+            into = found.setdefault(name, {})
+            for part, column in columns.items():
+                into.setdefault(part, np.empty(len(plans)))[rows] = column
+    step = found["whole"]["step"]
+    flops = (
+        flop_per_token(c.model, workload.seq, "causal", mtp=bool(c.model.mtp)) * workload.seq * c.sequences
+    )
+    best = peaks.get(PEAK_OF[workload.precision]) or peaks.get("bf16") or max(peaks.values())
+    return Costs(
+        plans=plans.replace(recompute_layers=layers),
+        step_s=step,
+        memory_bytes=found["whole"]["memory"],
+        memory_limit_bytes=memory_limit(c.cluster),
+        mfu=flops / (step * plans.gpus * best),
+        time=found["time"],
+        memory=found["memory"],
+        hidden=found["hidden"],
+    )

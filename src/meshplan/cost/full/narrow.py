@@ -1,7 +1,8 @@
-"""Reductions over a short last axis: rank types or layer kinds, a handful for each of very many plans.
+"""Arithmetic over a short last axis: rank types or layer kinds, a handful for each of very many plans.
 
-NumPy reduces such an axis row by row, which costs several times the arithmetic; here it is taken column by
-column.
+NumPy runs along the last axis of an array as it is usually kept, a handful of entries at a time, which
+costs several times the arithmetic. Here such an array lies in memory column by column (Fortran order, which
+NumPy's arithmetic then keeps), and is reduced column by column.
 """
 
 from __future__ import annotations
@@ -9,6 +10,17 @@ from __future__ import annotations
 import numpy as np
 
 from meshplan.cost.costs import Floats
+from meshplan.plan.plans import Ints
+
+
+def rows(table: Floats, index: Ints) -> Floats:
+    """The rows of a table that ``index`` names, column by column in memory."""
+    return np.asarray(table.T.take(index, axis=-1).T)
+
+
+def zeros(*shape: int) -> Floats:
+    """An array of zeros, column by column in memory."""
+    return np.zeros(shape, order="F")
 
 
 def most(values: Floats) -> Floats:
@@ -25,3 +37,18 @@ def total(values: Floats) -> Floats:
     for column in range(1, values.shape[-1]):
         found += values[..., column]
     return np.asarray(found)
+
+
+def widest(values: Floats) -> Ints:
+    """For each row, the first column that holds its largest value."""
+    largest, at = values[:, 0].copy(), np.zeros(len(values), dtype=np.int64)
+    for column in range(1, values.shape[1]):
+        here = values[:, column]
+        at[here > largest] = column
+        np.maximum(largest, here, out=largest)
+    return at
+
+
+def flat(table: Floats) -> Floats:
+    """All entries of a table, one column after the other."""
+    return np.asarray(table.T.ravel())

@@ -20,9 +20,10 @@ from meshplan.cost.full.layers import Priced, price_layers
 from meshplan.cost.full.memory import peak, recomputed_share
 from meshplan.cost.full.stage_cuts import Cut, Cuts, cut_up
 from meshplan.cost.full.stages import even_layout
-from meshplan.cost.full.step import hop_seconds, part_means, rank_work, shards_of
+from meshplan.cost.full.step import part_means, shards_of
 from meshplan.cost.full.sync import Shards, Transfers, beyond, gradient_transfers, reductions
 from meshplan.cost.full.topology import Group
+from meshplan.cost.full.work import hop_seconds, paces, rank_work
 from meshplan.plan.kinds import Schedule
 from meshplan.plan.plans import Ints, Plans
 from meshplan.schedule.result import Simulation
@@ -261,7 +262,7 @@ def pipelines(c: Context) -> Pipelines:
     held = ranks.layers.sum(axis=2)
     share_of_rank = recomputed_share(p.recompute_layers[:, None], held)
     share = np.take_along_axis(share_of_rank, np.maximum(home, 0), axis=1)
-    work = rank_work(stages, priced, share)
+    work = rank_work(stages, paces(stages, priced), share)
     parts, _ = part_means(stages, priced)
     extra = {"recompute": work.recompute, "host": work.host, "dp": work.gather}
     parts |= {name: value.sum(axis=1) / p.pp for name, value in extra.items()}

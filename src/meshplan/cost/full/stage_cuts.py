@@ -26,7 +26,7 @@ class Cut(Context):
 
     cut: Splits
 
-    def take(self, index: Ints) -> Cut:
+    def take(self, index: Ints | slice) -> Cut:
         """The same question about the plans ``index`` selects."""
         gbs = None if self.gbs is None else self.gbs[index]
         cut = replace(self.cut, of_plan=self.cut.of_plan[index])

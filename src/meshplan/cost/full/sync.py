@@ -78,13 +78,14 @@ def gradient_transfers(
     every micro-batch, are priced with the ranks' work)."""
     z1 = sharding >= Sharding.ZERO1
 
+    held, group, span = shards.dense, shards.dense_group, shards.dense_span
+    if shards.experts.any():  # dense parameters and experts at once
+        held, span = np.stack([held, shards.experts]), np.stack([span, shards.expert_span])
+        group = group.beside(shards.expert_group)
+
     def both(op: str, per_parameter: float) -> Floats:
-        dense = links.seconds(op, shards.dense * per_parameter, shards.dense_group, shards.dense_span)
-        if not shards.experts.any():
-            return dense
-        return dense + links.seconds(
-            op, shards.experts * per_parameter, shards.expert_group, shards.expert_span
-        )
+        seconds = links.seconds(op, held * per_parameter, group, span)
+        return seconds if seconds.ndim == 1 else np.asarray(seconds[0] + seconds[1])
 
     whole = np.zeros(len(sharding))
     if not z1.all():

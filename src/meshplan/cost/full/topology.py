@@ -23,6 +23,12 @@ class Group:
     size: Ints
     per_node: Ints
 
+    def beside(self, other: Group) -> Group:
+        """Both groups of every plan, (2, plans)."""
+        return Group(
+            size=np.stack([self.size, other.size]), per_node=np.stack([self.per_node, other.per_node])
+        )
+
     @property
     def nodes(self) -> Ints:
         """Scale-up domains the group reaches over."""

@@ -1,0 +1,44 @@
+"""Which plans of a table are alike, so that what they share is priced once and gathered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshplan.cost.full.context import Context
+from meshplan.cost.full.distinct import Alike, alike
+from meshplan.cost.full.layers import Priced
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Likeness:
+    """The kinds of plans in a table, from three sides."""
+
+    worked: Alike
+    """Ranks do the same work: layers of the same price, split in the same way."""
+    held: Alike
+    """Of those, ranks hold the same activations: the same schedule and micro-batches."""
+    sharded: Alike
+    """Ranks hold the same parameters, and share them with the same ranks."""
+
+    def take(self, rows: slice) -> Likeness:
+        """The same kinds for some rows; ``first`` still counts in the whole table."""
+        return Likeness(
+            worked=self.worked._replace(of=self.worked.of[rows]),
+            held=self.held._replace(of=self.held.of[rows]),
+            sharded=self.sharded._replace(of=self.sharded.of[rows]),
+        )
+
+
+def likeness(c: Context, priced: Priced) -> Likeness:
+    """What the plans of a table share."""
+    p, split = c.plans, c.splits.of_plan
+    worked = alike(priced.of_plan, split)
+    # Of what is held for a moment only torch's depends on how weights are gathered (``memory.momentary``).
+    gathers = c.gathers.astype(np.int64) if c.stack.family == "torch" else np.zeros_like(p.dp)
+    return Likeness(
+        worked=worked,
+        held=alike(worked.of, p.schedule, p.dp, c.sequences, gathers),
+        sharded=alike(split, p.tp, p.cp, p.dp, p.ep, p.etp, p.sharding, p.replicas, p.schedule),
+    )

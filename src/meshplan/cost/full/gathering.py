@@ -1,0 +1,76 @@
+"""FSDP: gathering weights and scattering gradients with every micro-batch, beside computing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshplan.cost.costs import Floats
+from meshplan.cost.full.context import Context
+from meshplan.cost.full.distinct import alike
+from meshplan.cost.full.narrow import rows
+from meshplan.plan.plans import Ints
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Units:
+    """Seconds FSDP's transfers of one micro-batch take, (kinds of plans, types); 0 where there are none."""
+
+    gather: Floats
+    gather_unit: Floats
+    """Gathering the first unit alone."""
+    backward: Floats
+    """Gathering again, and scattering gradients."""
+    scatter_unit: Floats
+    both: Floats
+
+
+def units_of(c: Context) -> Units:
+    """One pass: gather forward, gather backward, scatter gradients."""
+    whole = c.plans
+    first, of = alike(whole.tp, whole.cp, whole.dp, whole.pp, whole.ep, whole.etp, whole.replicas)
+    some = c.take(first)
+
+    def transfer(op: str, element_bytes: float) -> Floats:
+        p, links = some.plans, some.links
+        dense = [q.dense / p.tp * element_bytes for q in c.parameters]
+        vocabulary = some.vocabulary_parameters * element_bytes
+        sizes = np.stack([*dense, vocabulary])
+        *per_kind, head = links.seconds(op, sizes, some.shard_group, some.spans["dp"])
+        if any(q.experts for q in c.parameters):
+            experts = np.stack([q.experts / (p.ep * p.etp) * element_bytes for q in c.parameters])
+            more = links.seconds(op, experts, some.expert_group, some.spans["edp"])
+            per_kind = [one + other for one, other in zip(per_kind, more, strict=True)]
+        copies = c.first + c.last * (0.0 if c.model.tied_embeddings else 1.0)
+        whole = c.per_rank([one[of] for one in per_kind]) + head[of][:, None] * copies
+        return np.where(c.gathers[:, None], whole, 0.0)
+
+    layers = np.maximum(c.held_layers, 1.0)
+    gather = transfer("all_gather", 4.0 if c.workload.precision == "fp32" else 2.0)
+    scatter = transfer("reduce_scatter", c.stack.reduce_bytes)
+    return Units(
+        gather=gather,
+        gather_unit=gather / layers,
+        backward=gather + scatter,
+        scatter_unit=scatter / layers,
+        both=2 * gather + scatter,
+    )
+
+
+def gathering(
+    c: Context, units: Units | None, at: Ints, forward: Floats, backward: Floats
+) -> tuple[Floats, Floats, Floats]:
+    """FSDP's exposed seconds in forward and backward of one micro-batch, and the hidden ones; ``at`` says
+    which of ``units`` a plan's are.
+
+    Each unit's transfer runs beside the computing of its neighbour, so what exceeds computing is exposed; the
+    first unit's gathering and the last one's scattering always are.
+    """
+    if units is None or not c.gathers.any():
+        none = np.zeros_like(forward)
+        return none, none, none
+    ahead = c.stack.fsdp_overlap
+    first = np.maximum(rows(units.gather, at) - ahead * forward, rows(units.gather_unit, at))
+    last = np.maximum(rows(units.backward, at) - ahead * backward, rows(units.scatter_unit, at))
+    return first, last, rows(units.both, at) - first - last

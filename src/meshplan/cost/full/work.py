@@ -1,0 +1,179 @@
+"""Seconds one micro-batch costs each type of rank: the GPU, the host that launches its work, FSDP."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from meshplan.cost.costs import Floats
+from meshplan.cost.full.alike import Likeness, likeness
+from meshplan.cost.full.context import Context
+from meshplan.cost.full.distinct import distinct
+from meshplan.cost.full.gathering import Units, gathering, units_of
+from meshplan.cost.full.layers import Priced
+from meshplan.cost.full.narrow import rows
+from meshplan.cost.full.topology import group
+from meshplan.model.layers import Moe
+from meshplan.plan.kinds import Schedule
+from meshplan.plan.plans import Ints
+
+SPLIT_BACKWARD = (Schedule.ZB_H1, Schedule.ZB_V, Schedule.DUALPIPE_V)
+"""Schedules that compute weight gradients apart from those of inputs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Work:
+    """Seconds one micro-batch costs each rank type, (plans, types)."""
+
+    busy: Floats
+    """All of it."""
+    forward: Floats
+    weight: Floats
+    """What only weight gradients need."""
+    recompute: Floats
+    host: Floats
+    """How long the GPU waits for the host."""
+    gather: Floats
+    """Exposed transfers of FSDP, and the hidden ones."""
+    gather_hidden: Floats
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _GpuTime:
+    """What layers and split alone decide, (kinds of plans, types): GPU seconds of one micro-batch with
+    nothing recomputed, what recomputing adds, and the host's seconds for the layers' forward pass."""
+
+    forward: Floats
+    both: Floats
+    weight: Floats
+    selective: Floats
+    whole: Floats
+    """What recomputing all layers whole adds to that."""
+    host: Floats
+    host_ends: Floats
+    """The host's seconds for embedding or head."""
+    waits: Floats
+    """How long the GPU waits for the host in forward, unless the host ran ahead."""
+    launching: Floats
+    """The host's seconds for backward with nothing recomputed."""
+    waits_at_all: bool
+
+
+def _gpu_time(c: Context, priced: Priced) -> _GpuTime:
+    at, ends = priced.of_plan, priced.ends
+    first, last = c.first, c.last
+    head_b, embed_b = ends.head_backward[at][:, None], ends.embedding_backward[at][:, None]
+    forward = c.per_rank([t.forward_s[at] for t in priced.times])
+    forward = forward + ends.head_forward[at][:, None] * last + ends.embedding_forward[at][:, None] * first
+    backward = c.per_rank([t.backward_s[at] for t in priced.times]) + head_b * last + embed_b * first
+    selective = c.per_rank([t.selective[at] for t in priced.times])
+    host = c.per_rank([t.host[at] for t in priced.times])
+    host_ends = np.where(first + last > 0, c.stack.host_micro_s / 2, 0.0)
+    return _GpuTime(
+        forward=forward,
+        both=forward + backward,
+        weight=c.per_rank([t.weight[at] for t in priced.times]) + ends.head_weight[at][:, None] * last,
+        selective=selective,
+        whole=c.per_rank([t.whole[at] for t in priced.times]) - selective,
+        host=host,
+        host_ends=host_ends,
+        waits=np.maximum(host + host_ends - beside(c) * forward, 0.0),
+        launching=host * c.stack.host_backward + host_ends,
+        waits_at_all=bool(host.any() or c.stack.host_micro_s),
+    )
+
+
+def beside(c: Context) -> float:
+    """Share of the GPU's seconds in which the host works too."""
+    return 0.0 if c.stack.synchronous else 1.0
+
+
+def runs_ahead(c: Context) -> bool:
+    """Whether the host may launch the next direction while the GPU is busy with this one, so that a
+    micro-batch takes the longer of both in all. Counts of routed tokens, which every MoE layer reads back,
+    stop it."""
+    return not c.stack.synchronous and not any(isinstance(kind.mlp, Moe) for kind in c.kinds)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Paces:
+    """What the seconds of a table's plans are put together from, for each kind of plan."""
+
+    gpu: _GpuTime
+    of_gpu: Ints
+    hop: Floats
+    of_hop: Ints
+    units: Units | None
+    """None: no plan gathers weights every micro-batch."""
+    of_units: Ints
+
+    def take(self, rows: slice) -> Paces:
+        """The same for some rows."""
+        return replace(self, of_gpu=self.of_gpu[rows], of_hop=self.of_hop[rows], of_units=self.of_units[rows])
+
+
+def paces(c: Context, priced: Priced, kinds: Likeness | None = None) -> Paces:
+    """What every kind of plan takes."""
+    kinds = likeness(c, priced) if kinds is None else kinds
+    some, held = kinds.worked.first, kinds.held.first
+    return Paces(
+        gpu=_gpu_time(c.take(some), priced.take(some)),
+        of_gpu=kinds.worked.of,
+        hop=hop_seconds(c.take(held), priced.take(held)),
+        of_hop=kinds.held.of,
+        units=units_of(c.take(kinds.sharded.first)) if c.gathers.any() else None,
+        of_units=kinds.sharded.of,
+    )
+
+
+def rank_work(c: Context, known: Paces, recomputed: Floats) -> Work:
+    """Work of every rank type; ``recomputed``: share of its layers computed twice.
+
+    The host launches forward, and backward with what is recomputed; the slower of host and GPU sets
+    the pace, of both directions together where the host runs ahead, otherwise of each.
+    """
+    gpu, at = known.gpu, known.of_gpu
+    recompute = rows(gpu.selective, at) + rows(gpu.whole, at) * recomputed
+    forward, both = rows(gpu.forward, at), rows(gpu.both, at) + recompute
+    host = np.zeros_like(both)
+    if gpu.waits_at_all:
+        waits, own = rows(gpu.waits, at), rows(gpu.host, at)
+        launching = own * recomputed + rows(gpu.launching, at)
+        host = waits + np.maximum(launching - beside(c) * (both - forward), 0.0)
+        if runs_ahead(c):
+            all_of_it = own + rows(gpu.host_ends, at) + launching
+            host = np.minimum(host, np.maximum(all_of_it - both, 0.0))
+            waits = np.minimum(waits, host)
+        forward, both = forward + waits, both + host
+    if c.stack.split_backward > 1.0:
+        zero_bubble = np.isin(c.plans.schedule, SPLIT_BACKWARD)[:, None]
+        apart = np.where(zero_bubble, (c.stack.split_backward - 1.0) * (both - forward), 0.0)
+        host, both = host + apart, both + apart
+    backward = both - forward
+    weight = np.minimum(rows(gpu.weight, at), backward)
+    gather_f, gather_b, hidden = gathering(c, known.units, known.of_units, forward, backward)
+    gather = gather_f + gather_b
+    return Work(
+        busy=both + gather,
+        forward=forward + gather_f,
+        weight=weight,
+        recompute=recompute,
+        host=host,
+        gather=gather,
+        gather_hidden=hidden,
+    )
+
+
+def hop_seconds(c: Context, priced: Priced) -> Floats:
+    """Seconds the activations of one micro-batch take to the next stage, for each plan. Each of the tp
+    ranks sends its share over its own NIC: the shard under SP, a slice that is gathered on the other side
+    without (arXiv 2104.04473, 4.1)."""
+    keys, at = priced.keys, priced.of_plan
+    sizes = keys.element_bytes * c.model.hidden * keys.tokens / keys.tp
+    _, of_size = np.unique(sizes, return_inverse=True)
+    ranks, span = np.minimum(c.plans.pp, 2), c.spans["pp"]
+    first, of = distinct((np.ravel(of_size)[at], ranks, span))
+    ranks, span = ranks[first], span[first]
+    seconds = c.links.seconds("p2p", sizes[at[first]], group(ranks, span, c.domain), span)
+    return np.where(ranks > 1, seconds, 0.0)[of]
