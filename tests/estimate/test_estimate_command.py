@@ -170,3 +170,20 @@ def test_answers_within_a_third_of_a_second_on_top_of_python():
     own = min(seconds("-c", command, *FITS) for _ in range(5))
     bare = min(seconds("-c", "pass") for _ in range(3))
     assert own - bare < 0.6
+
+
+def test_as_many_layers_are_recomputed_as_the_fullest_rank_was_given(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """32 layers divide over 4 ranks, and are cut unevenly all the same: the head's rank gets fewer."""
+    question = ["llama-3.1-8b", "--gpu", "h100-sxm", "--gpus", "64", "--seq", "8192", "--gbs", "512"]
+    question += ["--pp", "4", "--tp", "2", "--json"]
+    assert main(["estimate", *question]) == 0
+    layout = json.loads(capsys.readouterr().out)["plan"]["layout"]
+    assert sum(layout) == 32
+    assert max(layout) > 8
+    for command in ("estimate", "timeline"):
+        assert main([command, *question, "--recompute", str(max(layout))]) == 0
+        capsys.readouterr()
+        assert main([command, *question, "--recompute", str(max(layout) + 1)]) == 2
+        assert f"is more than the {max(layout)} layers of the fullest" in capsys.readouterr().err

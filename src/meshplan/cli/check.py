@@ -118,9 +118,8 @@ def plan_from(flags: PlanFlags, asked: Question, framework: str) -> Plan:
     if schedule is None:
         schedule = Schedule.INTERLEAVED if vp > 1 else Schedule.ONE_F_ONE_B
     layers, modules = flags.recompute
-    check_recompute(
-        layers, -(-len(asked.model.layers) // pp), "the model" if pp == 1 else f"one of pp {pp} ranks"
-    )
+    most = -(-len(asked.model.layers) // pp) + (vp if pp > 1 else 0)  # as the cost model may cut them
+    check_recompute(layers, most, "the model" if pp == 1 else f"one of pp {pp} ranks")
     return Plan(
         tp=tp,
         sp=flags.sp and usual["sp"],

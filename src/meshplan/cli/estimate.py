@@ -21,6 +21,7 @@ from meshplan.cli.options import (
 )
 from meshplan.cli.question import Question, asked_of_plan, check_recompute
 from meshplan.cli.run_flags import RunFlags, need_tokens
+from meshplan.cost.costs import Costs
 from meshplan.cost.full.explain import Explanation
 from meshplan.errors import InputError, shown
 from meshplan.plan.frameworks import framework_defaults
@@ -162,6 +163,7 @@ def estimate(
         full, Setting(asked.model, asked.cluster, asked.workload), chosen,
         order=flags.order or asked.space.order, fidelity=fidelity, cut=flags.layout is None,
     )  # fmt: skip
+    check_layers(as_cut(found.costs, asked))
     text, more = _whole_run(found, asked, run)
     if json_:
         data = estimate_data(found, asked.model, asked.cluster, asked.workload) | more
@@ -229,7 +231,8 @@ def plan_of(flags: PlanFlags, asked: Question, *, torch: bool) -> Plan:
         recompute_layers=layers,
         recompute_modules=modules,
     )
-    check_layers(plan, len(asked.model.layers), chosen=flags.layout is None)
+    if flags.layout is not None:
+        check_layers(plan)
     setting = Setting(asked.model, asked.cluster, asked.workload)
     wrong = broken(setting, plan, CHECKED)
     if wrong:
@@ -242,15 +245,22 @@ def plan_of(flags: PlanFlags, asked: Question, *, torch: bool) -> Plan:
     return plan
 
 
-def check_layers(plan: Plan, layers: int, *, chosen: bool) -> None:
-    """Raises ``InputError`` where a rank is to recompute more layers than it holds; of layers that do not
-    divide, while the layout is still to be ``chosen``, it may get one more a stage than if they were even."""
-    held = -(-layers // plan.pp) + (plan.vp if chosen and layers % (plan.pp * plan.vp) else 0)
-    if not chosen and plan.layout is not None and len(plan.layout) == plan.pp * plan.vp:
-        home = rank_of_stage(len(plan.layout), plan.pp, v_shaped=plan.schedule in V_KINDS)
-        held = max(
-            sum(n for n, r in zip(plan.layout, home, strict=True) if r == rank) for rank in range(plan.pp)
-        )
+def as_cut(costs: Costs, asked: Question) -> Plan:
+    """The first plan with the layers to recompute as asked for, and its layers as they were cut."""
+    plan = costs.plans[0]
+    return (
+        plan
+        if plan.layout is not None
+        else replace(plan, layout=even_split(len(asked.model.layers), plan.pp * plan.vp))
+    )
+
+
+def check_layers(plan: Plan) -> None:
+    """Raises ``InputError`` where every rank of a plan with a layout is to recompute more layers than it
+    holds; where the layers are cut by the cost model, that is known of the plan as priced."""
+    assert plan.layout is not None
+    home = rank_of_stage(len(plan.layout), plan.pp, v_shaped=plan.schedule in V_KINDS)
+    held = max(sum(n for n, r in zip(plan.layout, home, strict=True) if r == rank) for rank in range(plan.pp))
     where = "the model" if plan.pp == 1 else f"the fullest of pp {plan.pp} ranks"
     check_recompute(plan.recompute_layers, held, where)
 

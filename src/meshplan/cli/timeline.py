@@ -9,7 +9,7 @@ from typing import Annotated
 import cyclopts
 from cyclopts import Group, Parameter
 
-from meshplan.cli.estimate import PlanFlags, as_in, plan_of, read_layers
+from meshplan.cli.estimate import PlanFlags, as_cut, as_in, check_layers, plan_of, read_layers
 from meshplan.cli.flags import ClusterFlags, FrameworkName, StackName, WorkloadFlags
 from meshplan.cli.help import HelpFormatter
 from meshplan.cli.options import Json, option
@@ -125,6 +125,7 @@ def _run(full: FullModel, asked: Question, plan: Plan, flags: PlanFlags) -> Plan
         group=usual_group(name, ranks=plan.pp, micro_batches=batches, vp=plan.vp),
     )  # fmt: skip
     costs = price_one(full, setting, plan, order=flags.order or asked.space.order, cut=flags.layout is None)
+    check_layers(as_cut(costs, asked))
     pipelines = full.pipelines(*setting, costs.plans)
     return PlanRun(setting=setting, costs=costs, pipelines=pipelines, run=pipelines.simulation(0))
 

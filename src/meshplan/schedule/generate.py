@@ -89,7 +89,8 @@ def make_order(
 
     ``group`` is the number of micro-batches that go through a rank's stages together (interleaved
     and zb-h1; Megatron's ``microbatch_group_size_per_vp_stage``). Left out, it is the number of ranks or,
-    where that does not divide the micro-batches, the micro-batches of a round as in PyTorch.
+    where that does not divide the micro-batches, the micro-batches of a round as in PyTorch, or else the
+    smallest that Megatron accepts: see ``smallest_group``.
     ``unfilled`` accepts fewer micro-batches than ranks, which leave most ranks idle.
     The same arguments return the same object. Raises InputError where the schedule's rules forbid it.
     """
@@ -111,8 +112,7 @@ def make_order(
 
 @lru_cache(maxsize=65536)
 def usual_group(name: str, *, ranks: int, micro_batches: int, vp: int) -> int | None:
-    """The group size of a schedule when it is not asked for: as ``make_order``, but the smallest that
-    works where there are no equal rounds; ``None`` for schedules without groups."""
+    """The group size of a schedule when it is not asked for; ``None`` for schedules without groups."""
     if not SCHEDULES[name].grouped:
         return None
     return micro_batches if vp == 1 else smallest_group(ranks, micro_batches)
@@ -175,7 +175,7 @@ def _group_size(kind: ScheduleKind, ranks: int, micro_batches: int, vp: int, gro
             raise InputError(f"schedule '{kind.name}' has no micro-batch group size; leave it out")
         return micro_batches
     if group is None:
-        return _default_group(kind, ranks, micro_batches, vp)
+        return usual_group(kind.name, ranks=ranks, micro_batches=micro_batches, vp=vp) or micro_batches
     # Fewer than the ranks only as one round: a second would wait for the first, still under way.
     low = min(ranks, micro_batches)
     if not low <= group <= micro_batches:
@@ -194,17 +194,3 @@ def _group_size(kind: ScheduleKind, ranks: int, micro_batches: int, vp: int, gro
             f"of {rest}, fewer than the {ranks} ranks: use a group of {' or '.join(map(str, sorted(near)))}"
         )
     return group
-
-
-def _default_group(kind: ScheduleKind, ranks: int, micro_batches: int, vp: int) -> int:
-    if vp == 1:
-        return micro_batches
-    rounds = max(1, micro_batches // ranks)
-    if not micro_batches % rounds:
-        return micro_batches // rounds
-    lower = next(m for m in range(micro_batches - 1, 0, -1) if m < ranks or not m % (m // ranks))
-    upper = next(m for m in range(micro_batches + 1, 4 * micro_batches + ranks) if not m % (m // ranks))
-    raise InputError(
-        f"{micro_batches} micro-batches cannot go round {ranks} ranks in {rounds} equal groups: "
-        f"use {lower} or {upper} micro-batches, or a group size of {micro_batches}"
-    )

@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.responses import HTMLResponse, Response
 
-from meshplan.cli.estimate import PlanFlags, plan_of
+from meshplan.cli.estimate import PlanFlags, as_cut, check_layers, plan_of
 from meshplan.cli.plan import no_plan
 from meshplan.cli.question import Question
 from meshplan.errors import InputError
@@ -274,6 +274,7 @@ def _estimate(address: Address) -> dict[str, Any]:
     plan = plan_of(flags, whole, torch=full.stack.family == "torch")
     setting = Setting(asked.model, asked.cluster, asked.workload)
     found = explain_one(full, setting, plan, order=asked.space.order, cut=flags.layout is None)
+    check_layers(as_cut(found.costs, whole))
     return estimate_data(found, asked.model, asked.cluster, asked.workload)
 
 
