@@ -23,6 +23,11 @@ _TILES = ((128.0, 256.0, "large"), (256.0, 128.0, "large"), (128.0, 128.0, "medi
 _SPLITS = (1.0, 4.0)
 _ROWS = 128.0
 """Query rows that one block of a fused attention kernel handles."""
+_UNALIGNED = ((8.0, 1.7), (4.0, 1.8), (2.0, 3.0))
+"""How many times as long a product takes whose rows start at multiples of so many bytes only, not of 16. From
+vTrain's profiles of a head of 50,257 columns on A100, whole and cut in 2, 4 and 8 (arXiv 2312.12391): an odd
+head runs at 80 TFLOP/s, one whose columns are a multiple of eight at 240. Netflix found a head three times as
+slow off the multiple ("Scaling LLM Post-Training at Netflix", 2026)."""
 
 
 class Seconds(NamedTuple):
@@ -123,7 +128,7 @@ def gemm_seconds(
 
     ``out_bytes`` is the traffic of one output element: 2 writes bf16, 8 reads and adds to fp32.
     Rises with m, n and k; never above peak nor above HBM bandwidth. Left out: rows whose length is not
-    a multiple of 16 bytes (much slower), transposed inputs (``Profile.dgrad_factor``,
+    a multiple of 16 bytes (``unaligned``), transposed inputs (``Profile.dgrad_factor``,
     ``wgrad_factor``), casting inputs to fp8 or fp4 (``quantise_seconds``), the data the matrices hold
     (zeros run up to 10 % faster than noise).
     """
@@ -134,6 +139,18 @@ def gemm_seconds(
     traffic = width * k * (m + n) + np.asarray(out_bytes, dtype=np.float64) * m * n
     memory = traffic / (curve.hbm_efficiency * profile.gpu.hbm_bandwidth)
     return _smooth_max(_at_clock(curve, tiles, clock), memory) + curve.start_s
+
+
+def unaligned(*lengths: npt.ArrayLike, element_bytes: float = 2.0) -> Floats:
+    """How many times as long a product takes for rows of ``lengths`` elements that do not fill whole 16
+    bytes, which tensor cores' fastest kernels load at once (NVIDIA, Matrix Multiplication Background, 2.2):
+    1 where all do. The worst row decides; lengths are rounded up to whole elements."""
+    slower = np.ones(np.broadcast_shapes(*(np.shape(n) for n in lengths)))
+    for length in lengths:
+        row = np.ceil(np.asarray(length, dtype=np.float64)) * element_bytes
+        for start, times in reversed(_UNALIGNED):
+            slower = np.where(row % (2 * start) != 0, np.maximum(slower, times), slower)
+    return np.asarray(slower)
 
 
 def quantise_seconds(profile: Profile, elements: npt.ArrayLike, *, dtype: str) -> Floats:

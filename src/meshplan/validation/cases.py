@@ -92,7 +92,7 @@ def case_of(row: Row, *, stack: str | None = None) -> Case:
     if source.skip:
         raise SkippedError(source.skip)
     assumed: list[str] = []
-    model = _model(row)
+    model = _model(row, source)
     plan = _plan(row, model, source, assumed)
     cluster = _cluster(row, source, plan)
     precision = _precision(row.text["precision"])
@@ -157,10 +157,10 @@ def _precision(text: str) -> str:
     return low if low in ("bf16", "fp16", "fp32") else "bf16"
 
 
-def _model(row: Row) -> Model:
+def _model(row: Row, source: Source) -> Model:
     """The model from the row's dimensions."""
     layers, hidden, heads = (_needed(row, c) for c in ("layers", "hidden", "heads"))
-    vocab = row.whole("vocab")
+    vocab = source.vocab or row.whole("vocab")
     if not vocab:
         raise SkippedError("vocabulary missing", "vocab")
     if noted(
@@ -189,7 +189,7 @@ def _model(row: Row) -> Model:
         if first and dense is None:
             raise SkippedError("ffn missing", "ffn")
         stack = (dense,) * min(first, layers) + (routed,) * (layers - first) if dense else (routed,) * layers
-    tied = bool(noted(row, r"tied emb")) and not noted(row, r"untied")
+    tied = bool(source.tied or noted(row, r"tied emb")) and not noted(row, r"untied")
     mtp = (stack[-1],) if noted(row, r"\bMTP1?\b") and not noted(row, r"no MTP") else ()
     return Model(
         name=row.text["model"], hidden=hidden, vocab=vocab, layers=stack, tied_embeddings=tied, mtp=mtp

@@ -35,6 +35,10 @@ class Source:
     """The same of CUDA graphs."""
     overlaps_experts: bool = False
     """Whether they run the all-to-all under another micro-batch."""
+    vocab: int = 0
+    """Its models' vocabulary, where rows do not print it and the source's code says it."""
+    tied: bool = False
+    """Whether its models' heads share the embedding's weights."""
     grouped: str = ""
     """How they multiply experts, where not as the stack does."""
     skip: str = ""

@@ -132,9 +132,12 @@ class Context:
         return held
 
     def padded_vocab(self, tp: Ints) -> Floats:
-        """Vocabulary as the stack pads it: Megatron to a multiple of 128 · tp, others not at all."""
-        if self.stack.family != "megatron":
-            return np.full(len(tp), float(self.model.vocab))
+        """Vocabulary as the stack shards it (``Stack.vocabulary``), a multiple of tp."""
+        how = self.stack.vocabulary or ("padded" if self.stack.family == "megatron" else "uneven")
+        if how == "uneven":
+            return np.asarray(np.ceil(self.model.vocab / tp) * tp)
+        if how == "cut":
+            return np.asarray(np.floor(self.model.vocab / tp) * tp)
         sizes, index = np.unique(tp, return_inverse=True)
         return np.array([padded_vocab(self.model.vocab, int(t)) for t in sizes], dtype=np.float64)[index]
 

@@ -12,12 +12,14 @@ from typing import Literal
 import numpy as np
 
 from meshplan.cluster.curves import (
+    Clock,
     Seconds,
     attention_seconds,
     gemm_seconds,
     grouped_gemm_seconds,
     membound_seconds,
     quantise_seconds,
+    unaligned,
 )
 from meshplan.cluster.profile import Profile
 from meshplan.cost.costs import Floats
@@ -90,13 +92,17 @@ def _shapes(gemms: list[Gemm], count: int) -> Floats:
     return np.stack([np.stack(sides, axis=1) for sides in ((m, n, k), (m, k, n), (n, k, m))])
 
 
-def _seconds(gemms: list[Gemm], count: int, profile: Profile, dtype: str) -> Floats:
+def _seconds(gemms: list[Gemm], count: int, profile: Profile, dtype: str, stack: Stack) -> Floats:
     """(ways, products, keys): seconds of single products."""
     shapes = _shapes(gemms, count)
     out_bytes = np.array([2.0, 2.0, 8.0])[:, None, None]
     factor = np.array([1.0, profile.dgrad_factor, profile.wgrad_factor])[:, None, None]
     rows, columns, depth = (shapes[:, :, side] for side in range(3))
-    return np.asarray(gemm_seconds(profile, rows, columns, depth, dtype=dtype, out_bytes=out_bytes) * factor)
+    if dtype == "bf16":  # of fp8 and fp4, frameworks pad
+        factor = factor * unaligned(columns[0], depth[0])
+    clock: Clock = "burst" if stack.one_by_one else "sustained"
+    one = gemm_seconds(profile, rows, columns, depth, dtype=dtype, out_bytes=out_bytes, clock=clock)
+    return np.asarray(one * factor)
 
 
 def _experts_seconds(gemms: list[Gemm], count: int, profile: Profile, dtype: str, stack: Stack) -> Floats:
@@ -114,7 +120,7 @@ def _experts_seconds(gemms: list[Gemm], count: int, profile: Profile, dtype: str
 
     together = np.concatenate([grouped(slice(0, 2), 2.0, False), grouped(slice(2, 3), 8.0, True)])
     # Few large experts: one product after the other is faster than one grouped kernel.
-    one_by_one = batch * _seconds(gemms, count, profile, dtype)
+    one_by_one = batch * _seconds(gemms, count, profile, dtype, stack)
     return np.asarray(np.minimum(together, one_by_one) / stack.grouped_rate)
 
 
@@ -140,7 +146,7 @@ class _Products:
         dense = [g for g in gemms if not g.name.startswith("experts")]
         for dtype in dict.fromkeys((low, "bf16")):
             own = [g for g in dense if (low if is_low(g, stack) else "bf16") == dtype]
-            self._note(own, of, _seconds(own, len(first), profile, dtype) if own else None)
+            self._note(own, of, _seconds(own, len(first), profile, dtype, stack) if own else None)
         if isinstance(layer.mlp, Moe):
             first, of = distinct((*columns, keys.ep, keys.etp))
             gemms = mlp_gemms(layer, hidden, keys.take(first), stack)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from meshplan.cluster.curves import gemm_seconds, membound_seconds
+from meshplan.cluster.curves import gemm_seconds, membound_seconds, unaligned
 from meshplan.cost.costs import Floats
 from meshplan.cost.full.activations import LayerActivations, layer_activations
 from meshplan.cost.full.comm import (
@@ -123,7 +123,7 @@ def _ends(c: Context, keys: LayerKeys) -> Ends:
     """Embedding, head and loss. The head's products run in bf16 whatever the layers' precision."""
     h, t, tokens = c.model.hidden, keys.tp, keys.tokens
     width = c.padded_vocab(keys.tp) / t
-    rate, memory = c.stack.matmul, c.stack.memory_rate
+    rate, memory = c.stack.matmul / unaligned(width, h), c.stack.memory_rate
     forward = gemm_seconds(c.profile, tokens, width, h) / rate
     backward = gemm_seconds(c.profile, tokens, h, width) / rate
     weight = gemm_seconds(c.profile, width, h, tokens, out_bytes=8.0) / rate

@@ -61,6 +61,9 @@ class Stack:
     fused: bool = True
     """Element-wise operators fused (bias, GeLU or SwiGLU, dropout, add, rotary, norms)."""
     dropout: bool = False
+    vocabulary: str = ""
+    """How tp shards it: ``padded`` to a multiple of 128 · tp (the default of Megatron's family), ``uneven``
+    (of others: the first ranks hold a column more) or ``cut`` (what does not divide is dropped)."""
     loss_bytes: float = 6.0
     """Bytes alive for each logit at the loss: fp32 copy and gradient (6), bf16 in place (2), or the
     chain of separate fp32 operators (10 to 12)."""
@@ -156,6 +159,9 @@ class Stack:
     """*Fitted*: seconds a tensor-parallel collective costs on the host."""
     host_micro_s: float = 0.0
     """*Fitted*: seconds a micro-batch costs outside the layers (embedding, loss, schedule)."""
+    one_by_one: bool = False
+    """Steps were put together from layers timed one at a time: the host launches no layer ahead of another,
+    and kernels run at the clock of short bursts."""
     synchronous: bool = False
     """The host computes itself (a CPU): what it needs to launch work is added to it, not hidden beside it."""
     split_backward: float = 1.0
@@ -201,6 +207,8 @@ class Stack:
         return {name: value for name, value in values.items() if value != neutral[name]}
 
     def __post_init__(self) -> None:
+        if self.vocabulary not in ("", "padded", "uneven", "cut"):
+            raise InputError(f"stack {self.name}: vocabulary must be padded, uneven or cut")
         for name in (
             "tp_exposed",
             "offloaded",

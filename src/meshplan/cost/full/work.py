@@ -57,6 +57,8 @@ class _GpuTime:
     """How long the GPU waits for the host in forward, unless the host ran ahead."""
     launching: Floats
     """The host's seconds for backward with nothing recomputed."""
+    alone: Floats
+    """How long the GPU waits for the host in both directions where layers are timed one at a time."""
     waits_at_all: bool
 
 
@@ -80,8 +82,15 @@ def _gpu_time(c: Context, priced: Priced) -> _GpuTime:
         host_ends=host_ends,
         waits=np.maximum(host + host_ends - beside(c) * forward, 0.0),
         launching=host * c.stack.host_backward + host_ends,
+        alone=_waits_alone(c, priced) if c.stack.one_by_one else np.zeros_like(host),
         waits_at_all=bool(host.any() or c.stack.host_micro_s),
     )
+
+
+def _waits_alone(c: Context, priced: Priced) -> Floats:
+    """What the host needs beyond the GPU, layer by layer, for both directions together."""
+    needs = [(1 + c.stack.host_backward) * t.host - t.forward_s - t.backward_s for t in priced.times]
+    return c.per_rank([np.maximum(value, 0.0)[priced.of_plan] for value in needs])
 
 
 def beside(c: Context) -> float:
@@ -137,7 +146,12 @@ def rank_work(c: Context, known: Paces, recomputed: Floats) -> Work:
     recompute = rows(gpu.selective, at) + rows(gpu.whole, at) * recomputed
     forward, both = rows(gpu.forward, at), rows(gpu.both, at) + recompute
     host = np.zeros_like(both)
-    if gpu.waits_at_all:
+    if c.stack.one_by_one:
+        # A third of the layers' waiting is forward's. No layer's work is left to hide head and loss under.
+        alone, end = rows(gpu.alone, at), c.stack.host_micro_s * c.last
+        forward, host = forward + (alone + end) / 3, alone * (1 + recomputed / 3) + end
+        both = both + host
+    elif gpu.waits_at_all:
         waits, own = rows(gpu.waits, at), rows(gpu.host, at)
         launching = own * recomputed + rows(gpu.launching, at)
         host = waits + np.maximum(launching - beside(c) * (both - forward), 0.0)
