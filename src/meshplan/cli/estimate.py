@@ -158,7 +158,7 @@ def estimate(
     need_tokens(run or RunFlags())
     full, asked = asked_of_plan(model, cluster, workload, framework=framework, stack=stack, download=download)
     flags = as_in(asked.space.framework, plan or PlanFlags())
-    chosen = plan_of(flags, asked, torch=full.stack.family == "torch")
+    chosen = plan_of(flags, asked, sharding=full.stack.usual_sharding)
     found = explain_one(
         full, Setting(asked.model, asked.cluster, asked.workload), chosen,
         order=flags.order or asked.space.order, fidelity=fidelity, cut=flags.layout is None,
@@ -205,8 +205,9 @@ def as_in(framework: str, flags: PlanFlags) -> PlanFlags:
     )
 
 
-def plan_of(flags: PlanFlags, asked: Question, *, torch: bool) -> Plan:
-    """The plan the flags describe, checked; raises ``InputError`` with the nearest values that work."""
+def plan_of(flags: PlanFlags, asked: Question, *, sharding: Sharding) -> Plan:
+    """The plan the flags describe, checked; ``sharding`` where they name none. Raises ``InputError`` with the
+    nearest values that work."""
     tp, cp, pp = flags.tp or 1, flags.cp or 1, flags.pp or 1
     schedule = flags.schedule
     vp = flags.vp or (2 if schedule in V_KINDS else 1)
@@ -223,7 +224,7 @@ def plan_of(flags: PlanFlags, asked: Question, *, torch: bool) -> Plan:
         schedule=schedule,
         layout=_layout(flags.layout, asked, pp, vp),
         dp=flags.dp or max(asked.cluster.gpus // (tp * cp * pp), 1),
-        sharding=(Sharding.ZERO3 if torch else Sharding.ZERO1) if flags.sharding is None else flags.sharding,
+        sharding=sharding if flags.sharding is None else flags.sharding,
         replicas=flags.replicas or 1,
         ep=flags.ep or 1,
         etp=flags.etp or 1,

@@ -29,6 +29,7 @@ from meshplan.measure.engines import CommandEngine, Engine, ReferenceEngine, Tor
 from meshplan.measure.executable import reasons
 from meshplan.measure.needs import need_torch
 from meshplan.model.load import load_model
+from meshplan.plan.kinds import Sharding
 from meshplan.plan.plans import DEFAULT_ORDER, Plan, Plans
 from meshplan.plan.space import Space
 from meshplan.plan.workload import Workload
@@ -189,7 +190,7 @@ def _plan(
             model=model, cluster=cluster_of(GPU, gpus, gpus_per_node=gpus), workload=work, space=Space(),
             cost_model=cost_model_named(),
         )  # fmt: skip
-    chosen = plan_of(told, asked, torch=True)
+    chosen = plan_of(told, asked, sharding=Sharding.ZERO3)
     why = next(reasons(model, work, chosen), None)
     if why is not None and engine == "reference":
         raise InputError(f"--plan {text}: the reference engine cannot run this: {why}")

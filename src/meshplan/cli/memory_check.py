@@ -20,6 +20,7 @@ from meshplan.errors import InputError
 from meshplan.measure.cut import with_layers
 from meshplan.measure.needs import need_torch
 from meshplan.model.load import load_model
+from meshplan.plan.kinds import Sharding
 from meshplan.plan.plans import DEFAULT_ORDER, Plan
 from meshplan.plan.space import Space
 from meshplan.plan.workload import Workload
@@ -113,4 +114,4 @@ def checked(model: Any, told: PlanFlags, flags: WorkloadFlags) -> tuple[Plan, Wo
         model=model, cluster=cluster, workload=work, space=Space(), cost_model=cost_model_named()
     )
     told.dp = dp
-    return plan_of(told, asked, torch=True), work
+    return plan_of(told, asked, sharding=Sharding.ZERO3), work

@@ -73,10 +73,14 @@ def question(
     chosen = {**job.space, **given(space)}
     for layers, _ in space.recompute or job.space.get("recompute", ()):
         check_recompute(layers, len(read.layers), read.name)
+    width, usual = size.space or job.size or usual_size(prices), {}
+    own = getattr(prices, "stack", None)
+    if own is not None and own.sharding and framework == "any" and width != "full":
+        usual["sharding"] = (own.usual_sharding,)
     return Question(
         cluster=_cluster(given(cluster), job),
         workload=_workload({**job.workload, **given(workload)}, job),
-        space=Space.of(size.space or job.size or usual_size(prices), read, framework, **chosen),
+        space=Space.of(width, read, framework, **{**usual, **chosen}),
         cost_model=prices,
         objective=objective or job.objective or "step",
         stack=stack,

@@ -95,12 +95,11 @@ def timeline(
     """
     full, asked = asked_of_plan(model, cluster, workload, framework=framework, stack=stack, download=download)
     flags = as_in(asked.space.framework, plan or TimelineFlags())
-    torch = full.stack.family == "torch"
     if compare:
         _refuse_with_compare(flags, {"--svg": svg, "--trace": trace})
-        runs = [(name, _compared(full, asked, flags, name, torch)) for name in compare]
+        runs = [(name, _compared(full, asked, flags, name)) for name in compare]
         return _show_comparison(runs, as_json=json_)
-    found = _run(full, asked, plan_of(flags, asked, torch=torch), flags)
+    found = _run(full, asked, plan_of(flags, asked, sharding=full.stack.usual_sharding), flags)
     write_file(svg, lambda out: out.write(draw_svg(found.run, title=title(found))))
     write_file(trace, lambda out: write_trace(found.run, out, found.activations))
     if json_:
@@ -130,7 +129,7 @@ def _run(full: FullModel, asked: Question, plan: Plan, flags: PlanFlags) -> Plan
     return PlanRun(setting=setting, costs=costs, pipelines=pipelines, run=pipelines.simulation(0))
 
 
-def _compared(full: FullModel, asked: Question, flags: PlanFlags, name: str, torch: bool) -> PlanRun | str:
+def _compared(full: FullModel, asked: Question, flags: PlanFlags, name: str) -> PlanRun | str:
     """One schedule of a comparison, or why it cannot run."""
     kind = SCHEDULES[name]
     schedule = next(s for s in Schedule if s.label == name)
@@ -138,7 +137,7 @@ def _compared(full: FullModel, asked: Question, flags: PlanFlags, name: str, tor
     if schedule in (Schedule.INTERLEAVED, Schedule.LOOPED_BFS):
         vp = max(vp, 2)
     try:
-        plan = plan_of(replace(flags, schedule=schedule, vp=vp), asked, torch=torch)
+        plan = plan_of(replace(flags, schedule=schedule, vp=vp), asked, sharding=full.stack.usual_sharding)
         return _run(full, asked, plan, flags)
     except MeshplanError as error:
         return str(error)

@@ -344,8 +344,17 @@ def switches(row: Row, source: Source) -> Stack:
         stack = replace(stack, loss_bytes=12.0)  # the loss runs eagerly
     if noted(row, r"async ?TP"):
         stack = replace(stack, tp_exposed=0.5 * stack.tp_exposed)
+    if stack.family == "torch" and noted(row, "graph_trainer|SimpleFSDP"):
+        stack = replace(stack, traced=True)
+    if stack.name == "torchtitan-compile" and re.match("2025-0[4-7]", row.text["release"]):
+        stack = replace(stack, loss_bytes=6.0)  # compiled again since April 2025 (pull request 1033)
+    if stack.name == "torchtitan" and re.match("2024-0[1-6]", row.text["release"]):
+        stack = replace(stack, loss_bytes=16.0)  # the logits' fp32 copy was not yet let go before backward
     if noted(row, r"chunked cross-entropy"):
-        stack = replace(stack, loss_bytes=2.0)
+        # torchtitan's keeps bf16 logits and each chunk's fp32 log-probabilities until backward.
+        stack = replace(stack, loss_bytes=6.0 if stack.family == "torch" else 2.0)
+    if noted(row, r"bf16 Adam moments"):
+        stack = replace(stack, optimizer_bytes=8.0)
     if noted(row, r"cross-entropy fusion"):
         stack = replace(stack, loss_traffic=18.0)  # Megatron's own fusion: fewer passes, the same fp32 copy
     if noted(row, r"CE fusion"):

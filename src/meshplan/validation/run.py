@@ -94,8 +94,9 @@ def price_cases(cases: Sequence[Case], skipped: Counter[str] | None = None) -> l
                 raise
             skipped[str(reason)] += len(members)
             continue
+        buffers = model.gather_buffers(first.model, first.cluster, first.workload, plans)
         for at, i in enumerate(members):
-            found[i] = _outcome(cases[i], costs.take(slice(at, at + 1)))
+            found[i] = _outcome(cases[i], costs.take(slice(at, at + 1)), float(buffers[at]))
     return [found[i] for i in sorted(found)]
 
 
@@ -105,7 +106,7 @@ def _problem(case: Case) -> Hashable:
     return case.model, c.gpu.name, c.gpus, c.tiers, case.workload.seq, case.workload.precision, case.stack.key
 
 
-def _outcome(case: Case, costs: Costs) -> Outcome:
+def _outcome(case: Case, costs: Costs, buffers: float) -> Outcome:
     device = float(costs.memory_bytes[0])
     left_out = {
         "allocated": ("fragmentation", "context and NCCL"),
@@ -115,7 +116,7 @@ def _outcome(case: Case, costs: Costs) -> Outcome:
     counted = device - sum(float(costs.memory[part][0]) for part in left_out[case.memory_kind])
     if case.memory_kind != "allocated":
         # The allocator keeps what it freed until it runs short.
-        held = sum(float(costs.memory[part][0]) for part in LOOSE) * case.stack.cached
+        held = sum(float(costs.memory[part][0]) for part in LOOSE) * case.stack.cached + buffers
         counted += min(held, max(costs.memory_limit_bytes - device, 0.0))
     return Outcome(
         case=case,

@@ -271,7 +271,7 @@ def _estimate(address: Address) -> dict[str, Any]:
     whole = Question(
         model=asked.model, cluster=asked.cluster, workload=asked.workload, space=asked.space, cost_model=full
     )
-    plan = plan_of(flags, whole, torch=full.stack.family == "torch")
+    plan = plan_of(flags, whole, sharding=full.stack.usual_sharding)
     setting = Setting(asked.model, asked.cluster, asked.workload)
     found = explain_one(full, setting, plan, order=asked.space.order, cut=flags.layout is None)
     check_layers(as_cut(found.costs, whole))

@@ -172,21 +172,48 @@ def _workspace(layer: Layer, hidden: int, keys: LayerKeys, stack: Stack) -> Floa
     return block + stream * np.where(keys.sp, 1.0, 1.0) + 2 * hidden * sigma
 
 
-def _operator_bytes(layer: Layer, hidden: int, keys: LayerKeys) -> Floats:
-    """Bytes a token that torchtitan's per-operator checkpointing keeps: the layer's input, attention's
-    output, and of the products in order (q, k, v, out, gate, up, down) every second one."""
+def _operator_bytes(layer: Layer, hidden: int, keys: LayerKeys, stack: Stack) -> Floats:
+    """Bytes a token that torchtitan's per-operator checkpointing keeps: the layer's input, attention's output,
+    every second product of ``_products``, and what TP scatters (torchtitan/distributed/
+    activation_checkpoint.py). Grouped products of experts are not kept. The outcome of the layer's last
+    product is kept though nothing reads it, unless the layer is compiled, which drops it."""
     t, sigma = keys.tp.astype(np.float64), keys.stream_share
     total = 2.0 * hidden * sigma
+    if layer.attention is not None:
+        total = total + (2 * layer.attention.out_width + 4 * layer.attention.heads) / t
+    products = _products(layer, hidden, t)
+    kept = products[::2]
+    if stack.fused and len(products) % 2:
+        kept = kept[:-1]
+    total = total + sum(kept, np.zeros(len(keys)))
+    blocks = (layer.attention is not None) + (isinstance(layer.mlp, Mlp) or bool(_shared(layer)))
+    return total + np.where(keys.sp, 2.0 * hidden * sigma * (blocks - stack.fused), 0.0)
+
+
+def _products(layer: Layer, hidden: int, t: Floats) -> list[Floats]:
+    """Bytes a token that each matrix product of a layer in torchtitan writes, in their order."""
+    whole = np.zeros(len(t)) + 2.0 * hidden  # of a row-parallel product each rank has a summand of its own
+    found: list[Floats] = []
     att = layer.attention
-    if att is not None:
-        total = total + (2 * att.q_width + 2 * att.v_width + 2 * att.out_width + 4 * att.heads) / t
+    if isinstance(att, LatentAttention):
+        if att.q_rank:
+            found.append(0 * t + 2.0 * att.q_rank)
+        found += [2 * att.q_width / t, 0 * t + 2.0 * (att.kv_rank + att.rope_dim)]
+        found += [2 * att.heads * (att.nope_dim + att.v_dim) / t, whole]
+    elif att is not None:
+        found += [2 * att.q_width / t, 2 * att.k_width / t, 2 * att.v_width / t, whole]
+    width, gated = _shared(layer), True
     if isinstance(layer.mlp, Mlp):
-        total = total + 2 * layer.mlp.width / t + 2 * hidden * sigma
+        width, gated = layer.mlp.width, layer.mlp.gated
     elif isinstance(layer.mlp, Moe):
-        moe = layer.mlp
-        routed = moe.topk * sigma
-        total = total + (2 * moe.width + 2 * hidden) * routed + 2 * moe.shared_width / t + 2 * hidden * sigma
-    return total
+        found.append(0 * t + 2.0 * layer.mlp.experts)
+    if width:
+        found += [2 * width / t] * (2 if gated else 1) + [whole]
+    return found
+
+
+def _shared(layer: Layer) -> int:
+    return layer.mlp.shared_width if isinstance(layer.mlp, Moe) else 0
 
 
 def layer_activations(layer: Layer, hidden: int, stack: Stack, keys: LayerKeys) -> LayerActivations:
@@ -208,7 +235,7 @@ def layer_activations(layer: Layer, hidden: int, stack: Stack, keys: LayerKeys) 
     again = np.zeros(len(keys))
     by_operator = recomputes(keys, Recompute.OPERATORS)
     if by_operator.any():
-        few = _operator_bytes(layer, hidden, keys) * tokens
+        few = _operator_bytes(layer, hidden, keys, stack) * tokens
         share = np.where(by_operator > 0, few / np.maximum(sum(parts.values()), 1.0), 1.0)
         parts = {name: value * share for name, value in parts.items()}
         # What a layer's operators are computed again from and to stands while it runs backward.

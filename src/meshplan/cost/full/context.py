@@ -206,7 +206,9 @@ class Context:
         model, vocab = self.model, self.vocabulary_parameters[:, None]
         head = np.where(self.first, 0.0, vocab) if model.tied_embeddings else vocab
         first = self.first * (vocab + model.positions * model.hidden)
-        mtp = len(model.mtp) * (2.0 * model.hidden**2 + 3 * model.hidden)
+        # A multi-token-prediction layer's projection is column-parallel in Megatron-Core, whole elsewhere.
+        split = self.plans.tp[:, None] if self.stack.family == "megatron" else 1.0
+        mtp = len(model.mtp) * (2.0 * model.hidden**2 / split + 3 * model.hidden)
         copies = np.where(self.first, 0.0, vocab) if model.mtp else 0.0
         return np.asarray(first + self.last * (head + model.hidden + mtp + copies))
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from meshplan.cluster.curves import gemm_seconds, membound_seconds, unaligned
 from meshplan.cost.costs import Floats
 from meshplan.cost.full.activations import LayerActivations, layer_activations
@@ -129,12 +131,27 @@ def _ends(c: Context, keys: LayerKeys) -> Ends:
     weight = gemm_seconds(c.profile, width, h, tokens, out_bytes=8.0) / rate
     loss = membound_seconds(c.profile, c.stack.loss_traffic * tokens * width, kernels=10) / memory
     copies = 1.0 + len(c.model.mtp)
+    joined, joined_back, joined_weight = _joined(c, keys)
     embed = membound_seconds(c.profile, 2.0 * keys.element_bytes * h * tokens, kernels=3) / memory
     return Ends(
         embedding_forward=embed,
         embedding_backward=2 * embed,
-        head_forward=copies * (forward + loss / 2),
-        head_backward=copies * (backward + weight + loss / 2),
-        head_weight=copies * weight,
+        head_forward=copies * (forward + loss / 2) + joined,
+        head_backward=copies * (backward + weight + loss / 2) + joined_back + joined_weight,
+        head_weight=copies * weight + joined_weight,
         logits=tokens * width,
     )
+
+
+def _joined(c: Context, keys: LayerKeys) -> tuple[Floats, Floats, Floats]:
+    """Forward, input gradient and weight gradient of what joins a multi-token-prediction layer's two inputs
+    (2h to h), all of them together; split as its parameters are (``Context.end_parameters``)."""
+    zero = np.zeros(len(keys))
+    if not c.model.mtp:
+        return zero, zero, zero
+    h, tokens, count = c.model.hidden, keys.tokens, len(c.model.mtp) / c.stack.matmul
+    width = h / keys.tp if c.stack.family == "megatron" else zero + h
+    forward = gemm_seconds(c.profile, tokens, width, 2 * h)
+    backward = gemm_seconds(c.profile, tokens, 2 * h, width)
+    weight = gemm_seconds(c.profile, width, 2 * h, tokens, out_bytes=8.0)
+    return count * forward, count * backward, count * weight

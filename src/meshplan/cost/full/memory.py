@@ -20,7 +20,7 @@ from meshplan.cost.full.gemms import Gemm, attention_gemms, mlp_gemms
 from meshplan.cost.full.layers import Priced
 from meshplan.cost.full.narrow import flat, most, rows, widest, zeros
 from meshplan.cost.full.states import states
-from meshplan.plan.kinds import Schedule
+from meshplan.plan.kinds import Schedule, Sharding
 from meshplan.plan.plans import AUTO_LAYERS, Ints
 from meshplan.schedule.closed_form import in_flight
 
@@ -128,7 +128,8 @@ def momentary(c: Context, priced: Priced, recomputed: Bools) -> Floats:
     gathered = np.where(c.plans.sp.astype(bool) & (c.plans.tp > 1), whole_stream, 0.0)
     copies = 1.0 + len(c.model.mtp)
     # torch's loss_parallel shifts and exponentiates in further fp32 copies: 16 bytes a logit, not 12.
-    parallel = 4.0 * ((c.plans.tp > 1) & (c.stack.family == "torch") & (c.stack.loss_bytes >= 12))
+    eager = c.stack.family == "torch" and c.stack.loss_bytes >= 12 and not c.stack.traced
+    parallel = 4.0 * ((c.plans.tp > 1) & eager)
     loss = (c.stack.loss_bytes + parallel) * logits * copies
     head_gradient = 2.0 * c.vocabulary_parameters if c.stack.gradient_dummies else 0.0
     head = 2.0 * logits * copies + head_gradient + gathered + whole_stream
@@ -186,6 +187,17 @@ def gathered_weights(c: Context) -> Floats:
     return np.where(c.gathers, 2.0 * unit + 2.0 * ends + c.stack.reduce_bytes * unit, 0.0)
 
 
+def gather_buffers(c: Context) -> Floats:
+    """Bytes, for each plan, that FSDP2 gathers weights into before it copies them to where they are used: of
+    two units at once, in the memory of a stream of its own, which PyTorch's allocator lends to nothing else
+    (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py). Reserved, beyond the peak of what is
+    allocated."""
+    if c.stack.family != "torch":
+        return np.zeros(len(c.plans))
+    unit = _largest_unit(c)
+    return np.where(c.gathers, 2.0 * (unit + np.maximum(unit, c.vocabulary_parameters)), 0.0)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Held:
     """(rows, types): what follows from layers, split, schedule and micro-batches. ``kept`` and
@@ -235,22 +247,43 @@ def _states(c: Context) -> dict[str, Floats]:
     """(rows, types): what follows from split and sharding."""
     p = c.plans
     sharded_over = (p.dp * p.cp // np.maximum(p.replicas, 1))[:, None]
-    copies = np.where(p.schedule == Schedule.DUALPIPE, 2.0, 1.0)[:, None]
+    # DualPipe: two ranks hold each stage and its gradient; what is sharded is sharded over both.
+    copies = np.where(p.schedule == Schedule.DUALPIPE, 2, 1)[:, None]
     dense, experts = c.dense_parameters * copies, c.expert_parameters * copies
-    st = states(dense, experts, sharded_over, p.edp[:, None], p.sharding[:, None], c.stack)
+    st = states(dense, experts, sharded_over * copies, p.edp[:, None] * copies, p.sharding[:, None], c.stack)
     # Whole gradients of every unit stand until the last micro-batch scatters them, one after the other.
     whole = (2.0 + c.stack.grad_bytes) * (dense + experts) - st.gradients
-    groups = np.zeros(len(p))
-    for size in (p.tp, p.cp, p.dp, p.pp, p.ep, p.edp):
-        groups = groups + (size > 1)
-    context = np.broadcast_to((CONTEXT_BYTES + COMMUNICATOR_BYTES * groups)[:, None], dense.shape)
+    context = np.broadcast_to((CONTEXT_BYTES + COMMUNICATOR_BYTES * communicators(c))[:, None], dense.shape)
     return {
         "weights": st.weights,
-        "gradients": st.gradients,
+        "gradients": st.gradients + _whole_bucket(c)[:, None],
         "optimizer": st.optimizer,
         "gathered weights": np.where(c.keeps_gathered[:, None], whole, gathered_weights(c)[:, None]),
         "context and NCCL": context,
     }
+
+
+def communicators(c: Context) -> Floats:
+    """NCCL communicators that a rank of each plan opens: one for every dimension with more than one rank; in
+    Megatron and DeepSpeed also the whole job's (barriers) and the model's (tp · pp: norm of the gradient), and
+    with a tied embedding the pipeline ends' (Megatron-Core, parallel_state.py)."""
+    p = c.plans
+    groups = np.zeros(len(p))
+    for size in (p.tp, p.cp, p.dp, p.pp, p.ep, p.edp):
+        groups = groups + (size > 1)
+    if c.stack.family != "torch":
+        groups = groups + (p.gpus > 1) + (p.tp * p.pp > 1) + (p.pp > 1) * c.model.tied_embeddings
+    return groups
+
+
+def _whole_bucket(c: Context) -> Floats:
+    """ZeRO-2, for each plan: the whole gradient of the largest unit before it is scattered (Megatron-LM issue
+    6314: with it ZeRO-2 can hold more than ZeRO-1). torch's is in ``_fsdp_moment``."""
+    if c.stack.family != "megatron" or c.stack.zero2_whole_gradients:
+        return np.zeros(len(c.plans))
+    scatters = (c.plans.sharding == Sharding.ZERO2) & (c.plans.dp * c.plans.cp > 1)
+    largest = np.maximum(_largest_unit(c), c.vocabulary_parameters)
+    return np.where(scatters, c.stack.grad_bytes * largest, 0.0)
 
 
 def host_bytes(c: Context) -> float:

@@ -15,7 +15,7 @@ from meshplan.cost.full.context import Context
 from meshplan.cost.full.cut import choose_layouts
 from meshplan.cost.full.floor import floors, pipeline_floors
 from meshplan.cost.full.layers import Priced, price_layers
-from meshplan.cost.full.memory import holdings, memory_limit, peak_of
+from meshplan.cost.full.memory import gather_buffers, holdings, memory_limit, peak_of
 from meshplan.cost.full.stack import Stack, load_stack
 from meshplan.cost.full.step import once, step_parts
 from meshplan.cost.full.work import paces
@@ -93,6 +93,10 @@ class FullModel:
             plans = choose_layouts(c, priced)
             c = replace(c, plans=plans)
         return _composed(c, priced)
+
+    def gather_buffers(self, model: Model, cluster: Cluster, workload: Workload, plans: Plans) -> Floats:
+        """Bytes that FSDP2's gathers reserve for each plan; see ``memory.gather_buffers``."""
+        return gather_buffers(self._context(model, cluster, workload, plans, None))
 
     def _context(
         self, model: Model, cluster: Cluster, workload: Workload, plans: Plans, gbs: Ints | None

@@ -12,6 +12,7 @@ from typing import Any
 
 from meshplan.errors import InputError, UnknownNameError, shown
 from meshplan.files import read_text
+from meshplan.plan.kinds import Sharding
 from meshplan.plan.workload import Workload
 
 _DATA = Path(__file__).parent.parent / "data" / "stacks"
@@ -69,6 +70,9 @@ class Stack:
     chain of separate fp32 operators (10 to 12)."""
     loss_traffic: float = 30.0
     """Bytes the loss moves for each logit, forward and backward."""
+    traced: bool = False
+    """Of the torch family: forward, loss and backward are one graph, in which a tensor goes with its last
+    reader; otherwise Python functions hold theirs until they return."""
     gradient_dummies: bool = True
     """Weight-shaped buffers handed to autograd, and the head's, as gradients are added in the kernel."""
     fragmentation: float = 0.04
@@ -102,6 +106,8 @@ class Stack:
     """Bytes kept for the gradient of a parameter, where the compute precision is not fp16."""
     grad_bytes_fp16: float = 0.0
     """The same for fp16, whose gradients are accumulated in fp16; 0: no difference."""
+    sharding: str = ""
+    """What plans shard unless told: ``zero1``, ``zero2`` or ``zero3``; empty: as the framework does."""
     zero2_whole_gradients: bool = False
     """With ZeRO-2 the whole gradient is held besides its shard, until all of it is scattered."""
     reduce_bytes: float = 4.0
@@ -179,6 +185,13 @@ class Stack:
     sources: dict[str, str] = field(default_factory=dict)
 
     @property
+    def usual_sharding(self) -> Sharding:
+        """What plans shard unless told: what the stack says, else FSDP for torch and ZeRO-1 for others."""
+        if self.sharding:
+            return Sharding[self.sharding.upper()]
+        return Sharding.ZERO3 if self.family == "torch" else Sharding.ZERO1
+
+    @property
     def key(self) -> tuple[object, ...]:
         """All that prices depend on, as something hashable."""
         return tuple(getattr(self, f.name) for f in fields(self) if f.name != "sources")
@@ -209,6 +222,11 @@ class Stack:
     def __post_init__(self) -> None:
         if self.vocabulary not in ("", "padded", "uneven", "cut"):
             raise InputError(f"stack {self.name}: vocabulary must be padded, uneven or cut")
+        if self.sharding not in ("", *(s.label for s in Sharding)):
+            known = ", ".join(s.label for s in Sharding)
+            raise InputError(
+                f"stack {self.name}: sharding must be one of {known}, not {shown(self.sharding)}"
+            )
         for name in (
             "tp_exposed",
             "offloaded",

@@ -103,13 +103,14 @@ def _recompute(decoder: Decoder, plan: Plan) -> None:
 
 
 def _by_operator() -> Any:
-    """torch's selective checkpointing: attention and every second matrix product kept."""
+    """torch's selective checkpointing: attention, every second matrix product and what TP scatters kept."""
     from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
     counts = {False: 0, True: 0}
     aten = torch.ops.aten
     products = {aten.mm.default, aten.linear.default}
-    attention = {
+    kept = {
+        torch.ops._c10d_functional.reduce_scatter_tensor.default,
         aten._scaled_dot_product_flash_attention_for_cpu.default,
         aten._scaled_dot_product_flash_attention.default,
     }
@@ -119,7 +120,7 @@ def _by_operator() -> Any:
             counts[ctx.is_recompute] += 1
             keep = counts[ctx.is_recompute] % 2 == 1
         else:
-            keep = op in attention
+            keep = op in kept
         return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
 
     return create_selective_checkpoint_contexts(policy)
