@@ -10,7 +10,7 @@ import pytest
 from meshplan.cost.full.stack import load_stack
 from meshplan.measure.cut import with_layers
 from meshplan.model.load import load_model
-from meshplan.plan.kinds import CpKind, Sharding
+from meshplan.plan.kinds import CpKind, Recompute, Sharding
 from meshplan.plan.plans import ALL_LAYERS, Plan
 from meshplan.plan.workload import Workload
 
@@ -18,6 +18,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 pytestmark = [pytest.mark.oracle, pytest.mark.filterwarnings("default")]
 
 Z1, Z2, Z3 = Sharding.ZERO1, Sharding.ZERO2, Sharding.ZERO3
+OPERATORS = Recompute.OPERATORS
 STACK = load_stack("torchtitan")
 
 CASES = {
@@ -34,6 +35,13 @@ CASES = {
     ),
     "70b tp8 without sp": ("llama-3.1-70b", 2, 8192, Plan(dp=8, tp=8, sp=False, sharding=Z3)),
     "70b tp8 ring": ("llama-3.1-70b", 2, 32768, Plan(dp=2, cp=4, tp=8, sharding=Z3)),
+    "8b by operator": ("llama-3.1-8b", 2, 8192, Plan(dp=8, sharding=Z3, recompute_modules=OPERATORS)),
+    "8b by operator tp4": (
+        "llama-3.1-8b", 2, 8192, Plan(dp=2, tp=4, sharding=Z3, recompute_modules=OPERATORS),
+    ),
+    "qwen3 moe ep8 by operator": (
+        "qwen3-30b-a3b", 2, 4096, Plan(dp=8, ep=8, sharding=Z3, recompute_modules=OPERATORS),
+    ),
     "qwen3 moe ep8": ("qwen3-30b-a3b", 2, 4096, Plan(dp=8, ep=8, sharding=Z3)),
     "qwen3 moe ep8 recompute": (
         "qwen3-30b-a3b", 2, 8192, Plan(dp=16, ep=8, sharding=Z3, recompute_layers=ALL_LAYERS),

@@ -344,12 +344,8 @@ def switches(row: Row, source: Source) -> Stack:
         stack = replace(stack, loss_bytes=12.0)  # the loss runs eagerly
     if noted(row, r"async ?TP"):
         stack = replace(stack, tp_exposed=0.5 * stack.tp_exposed)
-    if stack.family == "torch" and noted(row, "graph_trainer|SimpleFSDP"):
-        stack = replace(stack, traced=True)
-    if stack.name == "torchtitan-compile" and re.match("2025-0[4-7]", row.text["release"]):
-        stack = replace(stack, loss_bytes=6.0)  # compiled again since April 2025 (pull request 1033)
-    if stack.name == "torchtitan" and re.match("2024-0[1-6]", row.text["release"]):
-        stack = replace(stack, loss_bytes=16.0)  # the logits' fp32 copy was not yet let go before backward
+    if stack.family == "torch" and row.text["source"].startswith("torchtitan"):
+        stack = _torchtitan_of(stack, row)
     if noted(row, r"chunked cross-entropy"):
         # torchtitan's keeps bf16 logits and each chunk's fp32 log-probabilities until backward.
         stack = replace(stack, loss_bytes=6.0 if stack.family == "torch" else 2.0)
@@ -361,6 +357,21 @@ def switches(row: Row, source: Source) -> Stack:
         stack = replace(stack, loss_bytes=2.0, loss_traffic=10.0)
     if noted(row, r"no TP/PP comm overlap|no TP userbuffer"):
         stack = replace(stack, tp_exposed=1.0)
+    return stack
+
+
+def _torchtitan_of(stack: Stack, row: Row) -> Stack:
+    """``stack`` as torchtitan was when the row was run (its history on GitHub)."""
+    release, graph = row.text["release"], bool(noted(row, "graph_trainer|SimpleFSDP"))
+    stack = replace(stack, traced=graph)
+    if re.match("202[0-4]|2025-0[1-8]", release) or noted(row, "not saving a2a"):
+        stack = replace(stack, keeps_exchanged=False)  # pull request 1672
+    if stack.name == "torchtitan" and re.match("2024-0[1-6]", release):
+        stack = replace(stack, loss_bytes=16.0)  # the logits' fp32 copy stood until backward's end
+    if stack.name == "torchtitan-compile" and re.match("2025-0[4-7]", release):
+        stack = replace(stack, loss_bytes=6.0)  # the loss was compiled again: pull request 1033
+    if re.match("2026-(0[5-9]|1)", release) and not graph:
+        stack = replace(stack, loss_bytes=1.5)  # head and loss in eight chunks: pull request 2937
     return stack
 
 

@@ -173,10 +173,11 @@ def _workspace(layer: Layer, hidden: int, keys: LayerKeys, stack: Stack) -> Floa
 
 
 def _operator_bytes(layer: Layer, hidden: int, keys: LayerKeys, stack: Stack) -> Floats:
-    """Bytes a token that torchtitan's per-operator checkpointing keeps: the layer's input, attention's output,
-    every second product of ``_products``, and what TP scatters (torchtitan/distributed/
-    activation_checkpoint.py). Grouped products of experts are not kept. The outcome of the layer's last
-    product is kept though nothing reads it, unless the layer is compiled, which drops it."""
+    """Bytes a token that torchtitan's per-operator checkpointing keeps: the layer's input, what attention
+    writes, every second product of ``_products``, what TP scatters and what experts' all-to-alls bring
+    (torchtitan/distributed/activation_checkpoint.py). Grouped products of experts are not kept. The outcome
+    of the layer's last product is kept though nothing reads it, unless the layer is compiled.
+    """
     t, sigma = keys.tp.astype(np.float64), keys.stream_share
     total = 2.0 * hidden * sigma
     if layer.attention is not None:
@@ -186,6 +187,9 @@ def _operator_bytes(layer: Layer, hidden: int, keys: LayerKeys, stack: Stack) ->
     if stack.fused and len(products) % 2:
         kept = kept[:-1]
     total = total + sum(kept, np.zeros(len(keys)))
+    if isinstance(layer.mlp, Moe) and stack.keeps_exchanged:
+        routed = layer.mlp.topk * sigma * stack.moe_imbalance
+        total = total + np.where(keys.ep > 1, 4.0 * hidden * routed, 0.0)  # there and back
     blocks = (layer.attention is not None) + (isinstance(layer.mlp, Mlp) or bool(_shared(layer)))
     return total + np.where(keys.sp, 2.0 * hidden * sigma * (blocks - stack.fused), 0.0)
 

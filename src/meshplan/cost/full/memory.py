@@ -265,8 +265,8 @@ def _states(c: Context) -> dict[str, Floats]:
 
 def communicators(c: Context) -> Floats:
     """NCCL communicators that a rank of each plan opens: one for every dimension with more than one rank; in
-    Megatron and DeepSpeed also the whole job's (barriers) and the model's (tp · pp: norm of the gradient), and
-    with a tied embedding the pipeline ends' (Megatron-Core, parallel_state.py)."""
+    Megatron and DeepSpeed also the whole job's (barriers) and the model's (tp · pp: norm of the gradient),
+    and with a tied embedding the pipeline ends' (Megatron-Core, parallel_state.py)."""
     p = c.plans
     groups = np.zeros(len(p))
     for size in (p.tp, p.cp, p.dp, p.pp, p.ep, p.edp):
@@ -277,8 +277,8 @@ def communicators(c: Context) -> Floats:
 
 
 def _whole_bucket(c: Context) -> Floats:
-    """ZeRO-2, for each plan: the whole gradient of the largest unit before it is scattered (Megatron-LM issue
-    6314: with it ZeRO-2 can hold more than ZeRO-1). torch's is in ``_fsdp_moment``."""
+    """ZeRO-2, for each plan: the whole gradient of the largest unit before it is scattered (Megatron-FSDP's
+    temporary main gradient). torch's is in ``_fsdp_moment``."""
     if c.stack.family != "megatron" or c.stack.zero2_whole_gradients:
         return np.zeros(len(c.plans))
     scatters = (c.plans.sharding == Sharding.ZERO2) & (c.plans.dp * c.plans.cp > 1)

@@ -70,6 +70,9 @@ class Stack:
     chain of separate fp32 operators (10 to 12)."""
     loss_traffic: float = 30.0
     """Bytes the loss moves for each logit, forward and backward."""
+    keeps_exchanged: bool = True
+    """Of the torch family: checkpointing by operator keeps what experts' all-to-alls bring (torchtitan does
+    since September 2025)."""
     traced: bool = False
     """Of the torch family: forward, loss and backward are one graph, in which a tensor goes with its last
     reader; otherwise Python functions hold theirs until they return."""

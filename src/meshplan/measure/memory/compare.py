@@ -16,7 +16,7 @@ from meshplan.cost.full.stack import Stack
 from meshplan.model.counts import layer_parameters
 from meshplan.model.layers import Attention, Layer, Mlp, Moe
 from meshplan.model.model import Model
-from meshplan.plan.kinds import Sharding
+from meshplan.plan.kinds import Recompute, Sharding
 from meshplan.plan.plans import DEFAULT_ORDER, Plan, Plans
 from meshplan.plan.workload import Workload
 
@@ -46,7 +46,7 @@ def modelled(
     order: tuple[str, ...] = DEFAULT_ORDER,
 ) -> Modelled:  # fmt: skip
     """What the full cost model says that ``pipeline_rank`` holds; experts as in the reference engine."""
-    stack = replace(stack, experts_apart=False)
+    stack = replace(stack, experts_apart=False, keeps_exchanged=False)
     cluster = cluster_of(GPU, plan.gpus, gpus_per_node=1)
     c = Context(
         model=model, cluster=cluster, workload=workload, plans=Plans.of(plan, order=order), stack=stack,
@@ -119,10 +119,11 @@ def volumes(model: Model, workload: Workload, plan: Plan, *, micro_batches: int)
     m, tokens = micro_batches, workload.seq * plan.mbs / plan.cp
     element = 4.0 if workload.precision == "fp32" else 2.0
     stream = element * model.hidden * tokens
+    chosen = Recompute.OPERATORS in plan.recompute_modules
     for index, layer in enumerate(model.layers):
-        again = index < plan.recompute_layers
+        again = chosen or index < plan.recompute_layers
         if plan.tp > 1:
-            _tensor(add, stream * m, _blocks(layer), sp=plan.sp, again=again)
+            _tensor(add, stream * m, _blocks(layer), sp=plan.sp, again=again, scattered_kept=chosen)
         if isinstance(layer.mlp, Moe) and plan.ep > 1:
             held = tokens / (plan.tp if plan.sp else 1)
             routed = element * model.hidden * held * layer.mlp.topk * m
@@ -145,7 +146,9 @@ def _blocks(layer: Layer) -> int:
     return int(isinstance(layer.attention, Attention)) + int(dense)
 
 
-def _tensor(add: object, stream: float, blocks: int, *, sp: bool, again: bool) -> None:
+def _tensor(
+    add: object, stream: float, blocks: int, *, sp: bool, again: bool, scattered_kept: bool
+) -> None:  # fmt: skip
     put = add
     assert callable(put)
     if not sp:
@@ -153,7 +156,8 @@ def _tensor(add: object, stream: float, blocks: int, *, sp: bool, again: bool) -
         return
     put("tp", "all_gather", (2 + again) * blocks * stream)
     # What is recomputed stops at the last tensor that backward needs: the last product's output is not.
-    put("tp", "reduce_scatter", (2 * blocks + again * (blocks - 1)) * stream)
+    scattered = 0 if scattered_kept else again * (blocks - 1)
+    put("tp", "reduce_scatter", (2 * blocks + scattered) * stream)
 
 
 def _sharded(add: object, model: Model, plan: Plan, m: int, element: float) -> None:
