@@ -88,7 +88,7 @@ class Peak:
         parts["loss and workspace"] = np.where(
             share > 0, of_held(held.moment_recomputed), of_held(held.moment)
         )
-        parts["gradient buffers"] = of_held(held.dummies)
+        parts["gradient buffers"] = parts["gradient buffers"] + of_held(held.dummies)
         loose = parts["activations"] + parts["loss and workspace"] + parts["gathered weights"]
         parts["fragmentation"] = self.fragmentation * loose
         return {name: np.asarray(parts[name]) for name in PARTS}
@@ -250,14 +250,16 @@ def _states(c: Context) -> dict[str, Floats]:
     # DualPipe: two ranks hold each stage and its gradient; what is sharded is sharded over both.
     copies = np.where(p.schedule == Schedule.DUALPIPE, 2, 1)[:, None]
     dense, experts = c.dense_parameters * copies, c.expert_parameters * copies
-    st = states(dense, experts, sharded_over * copies, p.edp[:, None] * copies, p.sharding[:, None], c.stack)
+    over = np.where(p.dp * p.cp > 1, copies[:, 0], 1)[:, None]
+    st = states(dense, experts, sharded_over * over, p.edp[:, None] * over, p.sharding[:, None], c.stack)
     # Whole gradients of every unit stand until the last micro-batch scatters them, one after the other.
     whole = (2.0 + c.stack.grad_bytes) * (dense + experts) - st.gradients
     context = np.broadcast_to((CONTEXT_BYTES + COMMUNICATOR_BYTES * communicators(c))[:, None], dense.shape)
     return {
         "weights": st.weights,
-        "gradients": st.gradients + _whole_bucket(c)[:, None],
+        "gradients": st.gradients,
         "optimizer": st.optimizer,
+        "gradient buffers": np.broadcast_to(_whole_bucket(c)[:, None], dense.shape),
         "gathered weights": np.where(c.keeps_gathered[:, None], whole, gathered_weights(c)[:, None]),
         "context and NCCL": context,
     }
