@@ -59,7 +59,7 @@ def units_of(c: Context) -> Units:
 
 
 def gathering(
-    c: Context, units: Units | None, at: Ints, forward: Floats, backward: Floats
+    c: Context, units: Units, at: Ints, forward: Floats, backward: Floats
 ) -> tuple[Floats, Floats, Floats]:
     """FSDP's exposed seconds in forward and backward of one micro-batch, and the hidden ones; ``at`` says
     which of ``units`` a plan's are.
@@ -67,9 +67,6 @@ def gathering(
     Each unit's transfer runs beside the computing of its neighbour, so what exceeds computing is exposed; the
     first unit's gathering and the last one's scattering always are.
     """
-    if units is None or not c.gathers.any():
-        none = np.zeros_like(forward)
-        return none, none, none
     ahead = c.stack.fsdp_overlap
     first = np.maximum(rows(units.gather, at) - ahead * forward, rows(units.gather_unit, at))
     last = np.maximum(rows(units.backward, at) - ahead * backward, rows(units.scatter_unit, at))

@@ -18,6 +18,7 @@ from meshplan.cost.costs import Bools, Costs, Floats
 from meshplan.cost.full.context import Context
 from meshplan.cost.full.layers import Priced, price_layers
 from meshplan.cost.full.memory import peak, recomputed_share
+from meshplan.cost.full.narrow import rows
 from meshplan.cost.full.stage_cuts import Cut, Cuts, cut_up
 from meshplan.cost.full.stages import even_layout
 from meshplan.cost.full.step import part_means, shards_of
@@ -262,15 +263,17 @@ def pipelines(c: Context) -> Pipelines:
     held = ranks.layers.sum(axis=2)
     share_of_rank = recomputed_share(p.recompute_layers[:, None], held)
     share = np.take_along_axis(share_of_rank, np.maximum(home, 0), axis=1)
-    work = rank_work(stages, paces(stages, priced), share)
+    known = paces(stages, priced)
+    work = rank_work(stages, known, share)
     parts, _ = part_means(stages, priced)
     extra = {"recompute": work.recompute, "host": work.host, "dp": work.gather}
-    parts |= {name: value.sum(axis=1) / p.pp for name, value in extra.items()}
+    nothing = np.zeros(len(p))
+    parts |= {k: nothing if v is None else v.sum(axis=1) / p.pp for k, v in extra.items()}
     m = np.rint(c.micro_batches).astype(np.int64)
     there = home >= 0
-    weight = np.where(there, work.weight, 0.0)
+    weight = np.where(there, rows(known.gpu.weight, known.of_gpu), 0.0)
     forward = np.where(there, work.forward, 0.0)
-    backward_input = np.where(there, work.busy - work.forward - work.weight, 0.0)
+    backward_input = np.where(there, work.busy - work.forward - weight, 0.0)
     tail, gather = _reduction(c, cuts, m, forward, backward_input + weight)
     at = priced.of_plan
     kept = stages.per_rank([a.kept[at] for a in priced.activations])

@@ -54,19 +54,19 @@ def pipeline_parts(c: Context, priced: Priced, known: Paces, recomputed: Floats)
     """Everything but gradient sync and optimizer. Parts that ranks share are averages over ranks;
     ``imbalance`` is what the slowest rank has more."""
     p, m, at = c.plans, c.micro_batches, priced.of_plan
-    work = rank_work(c, known, recomputed)
+    work, gpu = rank_work(c, known, recomputed), known.gpu
     parts, hidden = _part_sums(c, priced)
     of_step = m / p.pp  # of what one micro-batch takes on all ranks together
     ranks = c.ranks
 
-    def total(value: Floats) -> Floats:
-        return np.asarray(np.einsum("pt,pt->p", value, ranks))
+    def total(value: Floats | None) -> Floats:
+        return np.zeros(len(p)) if value is None else np.einsum("pt,pt->p", value, ranks)
 
-    slowest = widest(work.busy) * len(p) + np.arange(len(p))
-    busy_max, forward_max, weight_max = (
-        flat(value).take(slowest) for value in (work.busy, work.forward, work.weight)
-    )
-    busy, forward, weight = total(work.busy), total(work.forward), total(work.weight)
+    slowest = widest(work.busy)
+    row = slowest * len(p) + np.arange(len(p))
+    busy_max, forward_max = flat(work.busy).take(row), flat(work.forward).take(row)
+    weight_max = flat(gpu.weight).take(slowest * len(gpu.weight) + known.of_gpu)
+    busy, forward, weight = total(work.busy), total(work.forward), gpu.weight_of_all.take(known.of_gpu)
     hop = known.hop.take(known.of_hop)
     stages = (forward_max, busy_max - forward_max - weight_max, weight_max)
     bubble, waiting = bubbles(

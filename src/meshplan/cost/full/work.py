@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from meshplan.cost.costs import Floats
+from meshplan.cost.costs import Bools, Floats
 from meshplan.cost.full.alike import Likeness, likeness
 from meshplan.cost.full.context import Context
 from meshplan.cost.full.distinct import distinct
@@ -29,14 +29,12 @@ class Work:
     busy: Floats
     """All of it."""
     forward: Floats
-    weight: Floats
-    """What only weight gradients need."""
     recompute: Floats
-    host: Floats
-    """How long the GPU waits for the host."""
-    gather: Floats
-    """Exposed transfers of FSDP, and the hidden ones."""
-    gather_hidden: Floats
+    host: Floats | None
+    """How long the GPU waits for the host; ``None``: not at all."""
+    gather: Floats | None
+    """Exposed transfers of FSDP, and the hidden ones; ``None``: there are none."""
+    gather_hidden: Floats | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +45,9 @@ class _GpuTime:
     forward: Floats
     both: Floats
     weight: Floats
+    """What only weight gradients need."""
+    weight_of_all: Floats
+    """The same of all ranks together, for each kind of plan."""
     selective: Floats
     whole: Floats
     """What recomputing all layers whole adds to that."""
@@ -59,7 +60,8 @@ class _GpuTime:
     """The host's seconds for backward with nothing recomputed."""
     alone: Floats
     """How long the GPU waits for the host in both directions where layers are timed one at a time."""
-    waits_at_all: bool
+    waits_at_all: Bools
+    """Kinds of plans whose GPUs may wait for the host."""
 
 
 def _gpu_time(c: Context, priced: Priced) -> _GpuTime:
@@ -72,18 +74,24 @@ def _gpu_time(c: Context, priced: Priced) -> _GpuTime:
     selective = c.per_rank([t.selective[at] for t in priced.times])
     host = c.per_rank([t.host[at] for t in priced.times])
     host_ends = np.where(first + last > 0, c.stack.host_micro_s / 2, 0.0)
+    waits = np.maximum(host + host_ends - beside(c) * forward, 0.0)
+    launching = host * c.stack.host_backward + host_ends
+    late = (waits > 0) | (launching + host > beside(c) * backward)  # recomputing launches forward again
+    weight = c.per_rank([t.weight[at] for t in priced.times]) + ends.head_weight[at][:, None] * last
+    weight = np.minimum(weight, backward)
     return _GpuTime(
         forward=forward,
         both=forward + backward,
-        weight=c.per_rank([t.weight[at] for t in priced.times]) + ends.head_weight[at][:, None] * last,
+        weight=weight,
+        weight_of_all=np.einsum("pt,pt->p", weight, c.ranks),
         selective=selective,
         whole=c.per_rank([t.whole[at] for t in priced.times]) - selective,
         host=host,
         host_ends=host_ends,
-        waits=np.maximum(host + host_ends - beside(c) * forward, 0.0),
-        launching=host * c.stack.host_backward + host_ends,
+        waits=waits,
+        launching=launching,
         alone=_waits_alone(c, priced) if c.stack.one_by_one else np.zeros_like(host),
-        waits_at_all=bool(host.any() or c.stack.host_micro_s),
+        waits_at_all=late.any(axis=1),
     )
 
 
@@ -145,13 +153,13 @@ def rank_work(c: Context, known: Paces, recomputed: Floats) -> Work:
     gpu, at = known.gpu, known.of_gpu
     recompute = rows(gpu.selective, at) + rows(gpu.whole, at) * recomputed
     forward, both = rows(gpu.forward, at), rows(gpu.both, at) + recompute
-    host = np.zeros_like(both)
+    host = None
     if c.stack.one_by_one:
         # A third of the layers' waiting is forward's. No layer's work is left to hide head and loss under.
         alone, end = rows(gpu.alone, at), c.stack.host_micro_s * c.last
         forward, host = forward + (alone + end) / 3, alone * (1 + recomputed / 3) + end
         both = both + host
-    elif gpu.waits_at_all:
+    elif gpu.waits_at_all.take(at).any():
         waits, own = rows(gpu.waits, at), rows(gpu.host, at)
         launching = own * recomputed + rows(gpu.launching, at)
         host = waits + np.maximum(launching - beside(c) * (both - forward), 0.0)
@@ -163,19 +171,14 @@ def rank_work(c: Context, known: Paces, recomputed: Floats) -> Work:
     if c.stack.split_backward > 1.0:
         zero_bubble = np.isin(c.plans.schedule, SPLIT_BACKWARD)[:, None]
         apart = np.where(zero_bubble, (c.stack.split_backward - 1.0) * (both - forward), 0.0)
-        host, both = host + apart, both + apart
-    backward = both - forward
-    weight = np.minimum(rows(gpu.weight, at), backward)
-    gather_f, gather_b, hidden = gathering(c, known.units, known.of_units, forward, backward)
-    gather = gather_f + gather_b
+        host, both = apart if host is None else host + apart, both + apart
+    gather = hidden = None
+    if known.units is not None and c.gathers.any():
+        first, last, hidden = gathering(c, known.units, known.of_units, forward, both - forward)
+        gather = first + last
+        forward, both = forward + first, both + gather
     return Work(
-        busy=both + gather,
-        forward=forward + gather_f,
-        weight=weight,
-        recompute=recompute,
-        host=host,
-        gather=gather,
-        gather_hidden=hidden,
+        busy=both, forward=forward, recompute=recompute, host=host, gather=gather, gather_hidden=hidden
     )
 
 
