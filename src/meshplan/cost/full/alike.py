@@ -35,10 +35,14 @@ def likeness(c: Context, priced: Priced) -> Likeness:
     """What the plans of a table share."""
     p, split = c.plans, c.splits.of_plan
     worked = alike(priced.of_plan, split)
-    # Of what is held for a moment only torch's depends on how weights are gathered (``memory.momentary``).
-    gathers = c.gathers.astype(np.int64) if c.stack.family == "torch" else np.zeros_like(p.dp)
+    held = [worked.of, p.schedule, p.dp]
+    if c.gbs is not None:
+        held.append(c.gbs)
+    if c.stack.family == "torch":
+        # Of what is held for a moment only torch's depends on how weights are gathered (``momentary``).
+        held.append(c.gathers.astype(np.int64))
     return Likeness(
         worked=worked,
-        held=alike(worked.of, p.schedule, p.dp, c.sequences, gathers),
+        held=alike(*held),
         sharded=alike(split, p.tp, p.cp, p.dp, p.ep, p.etp, p.sharding, p.replicas, p.schedule),
     )

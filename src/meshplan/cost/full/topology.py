@@ -41,26 +41,25 @@ def spans(plans: Plans) -> dict[str, Ints]:
     ``ep`` in the order places the experts' groups; attention's dimensions skip it, and the experts'
     mesh is ``etp`` where ``tp`` stands, ``edp`` where ``dp`` stands (folding, arXiv 2504.14960).
     """
-    dense = {"tp": plans.tp, "cp": plans.cp, "dp": plans.dp, "pp": plans.pp}
-    expert = {"tp": plans.etp, "ep": plans.ep, "dp": plans.edp, "pp": plans.pp}
-    names = {"tp": "etp", "ep": "ep", "dp": "edp"}
-    out: dict[str, Ints] = {}
-    inner = np.ones(len(plans), dtype=np.int64)
-    for dim in plans.order:
-        if dim in dense:
-            out[dim] = inner
-            inner = inner * dense[dim]
-    inner = np.ones(len(plans), dtype=np.int64)
-    for dim in plans.order:
-        if dim in expert:
-            if dim != "pp":
-                out[names[dim]] = inner
-            inner = inner * expert[dim]
+    names = {"tp": "etp", "ep": "ep", "dp": "edp", "pp": "pp"}
+    expert = [names[dim] for dim in plans.order if dim in names]
+    if expert[-1:] == ["pp"]:  # what is outside all of them needs no product of them
+        expert.pop()
+    out = _inside(plans, expert) | _inside(plans, [dim for dim in plans.order if dim in DENSE])
     if "ep" not in out:  # an order without ep: just outside tp
         out["ep"] = plans.etp
         out["edp"] = plans.etp * plans.ep
         out["etp"] = np.ones(len(plans), dtype=np.int64)
     return out
+
+
+def _inside(plans: Plans, dims: list[str]) -> dict[str, Ints]:
+    """For each of ``dims``, the product of those before it."""
+    product = np.ones(len(plans), dtype=np.int64)
+    found = dict.fromkeys(dims[:1], product)
+    for before, dim in pairwise(dims):
+        found[dim] = product = product * getattr(plans, before)
+    return found
 
 
 def group(size: Ints, span: Ints, domain: int) -> Group:

@@ -91,7 +91,7 @@ def _gpu_time(c: Context, priced: Priced) -> _GpuTime:
         waits=waits,
         launching=launching,
         alone=_waits_alone(c, priced) if c.stack.one_by_one else np.zeros_like(host),
-        waits_at_all=late.any(axis=1),
+        waits_at_all=np.asarray(late.any(axis=1)),
     )
 
 
