@@ -126,6 +126,8 @@ class Stack:
     host_memory: float = 200e9
     """Bytes/s of host memory that Adam gets on a host: assumed, half of two sockets of eight DDR4-3200
     channels (410 GB/s)."""
+    clips: bool = True
+    """Gradients are clipped by their global norm, which reads them once more."""
     optimizer_bytes: float = 12.0
     """Master weight and two moments, for each parameter."""
     matmul: float = 1.0

@@ -16,9 +16,6 @@ from meshplan.plan.plans import Ints
 
 BUCKET = 0.05
 """Share of a transfer that the first or last bucket is: assumed, of twenty buckets."""
-OPTIMIZER_TRAFFIC = 30.0
-"""Bytes Adam moves for a parameter: reads gradient, master and two moments (16), writes master and
-moments (12) and the bf16 weight (2)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,12 +95,35 @@ def gradient_transfers(
     owned = np.where(
         z1, shards.dense / shards.dense_group.size + shards.experts / shards.expert_group.size, local
     )
-    traffic = OPTIMIZER_TRAFFIC * (1 - stack.offloaded) * owned + 2.0 * stack.grad_bytes * local
+    traffic = _optimizer_bytes(stack, owned, np.where(sharding >= Sharding.ZERO2, owned, local))
     rate = profile.gpu.hbm_bandwidth * profile.memory.efficiency * stack.memory_rate
     shard = shards.dense / shards.dense_group.size * stack.reduce_bytes
     replicas = links.seconds("all_reduce", shard, shards.replica_group, shards.replica_span)
     optimizer = traffic / rate + offload_seconds(stack.offloaded * owned, profile, stack)
     return Transfers(reduce=reduce, gathered=gathered, replicas=replicas, optimizer=optimizer)
+
+
+def adam_bytes(stack: Stack) -> float:
+    """Bytes Adam moves for a parameter: reads the fp32 gradient (4), reads and writes master weight and
+    moments, writes the weight that computing reads (2)."""
+    return 6.0 + 2.0 * stack.optimizer_bytes
+
+
+def _optimizer_bytes(stack: Stack, owned: Floats, gradients: Floats) -> Floats:
+    """Bytes of memory traffic a step costs besides its transfers: Adam on the parameters a rank owns and what
+    it does to the gradients it holds.
+
+    Megatron zeroes them (a write) and scales them by 1/dp before they are reduced (a read and a write);
+    torch lets the collective average them and drops them. The global norm reads the gradient of what a rank
+    owns; where gradients are not fp32 it is copied to fp32 first (``Float16OptimizerWithFloat16Params``,
+    ``clip_grads.py`` of Megatron-LM). torch scales by the norm's coefficient every step.
+    """
+    torch = stack.family == "torch"
+    norm = 4.0 if stack.clips else 0.0
+    clip = 8.0 if stack.clips and torch else 0.0
+    copy = 4.0 + stack.grad_bytes if stack.clips and not torch and stack.grad_bytes < 4.0 else 0.0
+    held = 0.0 if torch else 3.0 * stack.grad_bytes
+    return (adam_bytes(stack) * (1 - stack.offloaded) + norm + clip + copy) * owned + held * gradients
 
 
 def offload_seconds(parameters: Floats, profile: Profile, stack: Stack) -> Floats:
@@ -112,5 +132,5 @@ def offload_seconds(parameters: Floats, profile: Profile, stack: Stack) -> Float
     the last backward: what a pipelined offload hides is left out."""
     gpu = profile.gpu
     moved = (stack.reduce_bytes + stack.weight_bytes) / gpu.host_bandwidth
-    stepped = (OPTIMIZER_TRAFFIC - 2.0) * gpu.gpus_per_host / stack.host_memory
+    stepped = (adam_bytes(stack) - 2.0) * gpu.gpus_per_host / stack.host_memory
     return np.asarray(parameters * (moved + stepped))
