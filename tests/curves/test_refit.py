@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,13 +25,10 @@ def tool() -> ModuleType:
         pytest.skip(f"NOT CHECKED: measured kernel tables are not at {TABLES}; the fits cannot be made again")
     if importlib.util.find_spec("scipy") is None:
         pytest.skip("NOT CHECKED: scipy is not installed; the fits cannot be made again")
-    spec = importlib.util.spec_from_file_location("fit_profiles", ROOT / "tools" / "fit_profiles.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["fit_profiles"] = module
-    spec.loader.exec_module(module)
-    return module
+    whole = ModuleType("tools")
+    for name in ("fit_tables", "fit_gemm", "fit_profiles"):
+        vars(whole).update(vars(importlib.import_module(name)))
+    return whole
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import export_samples as samples
 import pytest
 
 from meshplan.cluster.presets import cluster_of
@@ -29,13 +30,6 @@ from meshplan.plan.kinds import Sharding
 from meshplan.plan.plans import Plan
 from meshplan.plan.rules import Setting
 from meshplan.plan.workload import Workload
-
-_FILE = Path(__file__).with_name("export_samples.py")
-_SPEC = importlib.util.spec_from_file_location("export_samples", _FILE)
-assert _SPEC is not None
-assert _SPEC.loader is not None
-samples = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(samples)
 
 NASTY = 'a\'; rm -rf "$HOME" #\n`id` <script>'
 

@@ -9,35 +9,19 @@ loudly, where they are not there.
 from __future__ import annotations
 
 import ast
-import importlib.util
 import random
 from functools import cache
-from pathlib import Path
 
-import pytest
+import export_oracles as oracles
+import export_samples as samples
 
 from meshplan.errors import InputError
 from meshplan.export.bridge import PRECISIONS, RECIPES
 from meshplan.export.targets import export
 
-_FOUND = importlib.util.find_spec("megatron")
-PLACES = [Path(place) for place in (_FOUND.submodule_search_locations or ())] if _FOUND else []
-BRIDGE = next((place / "bridge" for place in PLACES if (place / "bridge" / "recipes").is_dir()), None)
-pytestmark = [
-    pytest.mark.oracle,
-    pytest.mark.filterwarnings("ignore"),
-    pytest.mark.skipif(
-        BRIDGE is None,
-        reason="ORACLE NOT RUN: megatron-bridge is not installed (pip install --no-deps, Python 3.12)",
-    ),
-]
+BRIDGE = oracles.bridge_folder()
+pytestmark = [*oracles.ALL, oracles.BRIDGE]
 
-_FILE = Path(__file__).with_name("export_samples.py")
-_SPEC = importlib.util.spec_from_file_location("export_samples", _FILE)
-assert _SPEC is not None
-assert _SPEC.loader is not None
-samples = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(samples)
 
 # Section of the configuration → classes that may stand there (``training/config.py``, ConfigContainer).
 SECTIONS = {

@@ -5,13 +5,14 @@ Each is skipped, loudly, where it is not installed.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import random
 from pathlib import Path
 from typing import Any
 
+import export_oracles as oracles
+import export_samples as samples
 import pytest
 
 from meshplan.errors import InputError
@@ -20,18 +21,7 @@ from meshplan.export.targets import export
 from meshplan.plan.kinds import Sharding
 from meshplan.plan.plans import ALL_LAYERS
 
-pytestmark = [pytest.mark.oracle, pytest.mark.filterwarnings("ignore")]
-
-_FILE = Path(__file__).with_name("export_samples.py")
-_SPEC = importlib.util.spec_from_file_location("export_samples", _FILE)
-assert _SPEC is not None
-assert _SPEC.loader is not None
-samples = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(samples)
-
-
-def missing(name: str) -> bool:
-    return importlib.util.find_spec(name) is None
+pytestmark = oracles.ALL
 
 
 def exported(target: str, count: int) -> list[tuple[Job, Launch]]:
@@ -45,7 +35,7 @@ def exported(target: str, count: int) -> list[tuple[Job, Launch]]:
     return found
 
 
-@pytest.mark.skipif(missing("deepspeed"), reason="ORACLE NOT RUN: deepspeed is not installed")
+@oracles.DEEPSPEED
 def test_deepspeed_reads_our_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     from deepspeed.runtime import config as ds
@@ -83,10 +73,7 @@ def test_deepspeed_reads_our_configuration(tmp_path: Path, monkeypatch: pytest.M
             )
 
 
-@pytest.mark.skipif(
-    missing("accelerate") or missing("transformers"),
-    reason="ORACLE NOT RUN: accelerate and transformers are not installed",
-)
+@oracles.ACCELERATE
 def test_accelerate_reads_our_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from accelerate.commands.config.config_args import load_config_from_file
     from accelerate.parallelism_config import ParallelismConfig
@@ -123,10 +110,7 @@ def test_accelerate_reads_our_configuration(tmp_path: Path, monkeypatch: pytest.
         assert plugin.activation_checkpointing == (plan.recompute_layers == ALL_LAYERS)
 
 
-@pytest.mark.skipif(
-    missing("accelerate") or missing("transformers"),
-    reason="ORACLE NOT RUN: accelerate and transformers are not installed",
-)
+@oracles.ACCELERATE
 def test_accelerate_launch_takes_our_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The words of run.sh after ``accelerate launch``, through accelerate's own parser."""
     from accelerate.commands.launch import _validate_launch_command, launch_command_parser
@@ -147,7 +131,7 @@ def test_accelerate_launch_takes_our_command_line(tmp_path: Path, monkeypatch: p
     assert args.num_processes == job.setting.cluster.gpus
 
 
-@pytest.mark.skipif(missing("deepspeed"), reason="ORACLE NOT RUN: deepspeed is not installed")
+@oracles.DEEPSPEED
 def test_deepspeed_launcher_takes_our_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     from deepspeed.launcher.runner import parse_args

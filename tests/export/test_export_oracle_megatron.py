@@ -7,14 +7,14 @@ Needs torch and megatron-core; skipped, loudly, where they are not installed.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import io
 import os
 import random
 import warnings
-from pathlib import Path
 from typing import Any
 
+import export_oracles as oracles
+import export_samples as samples
 import pytest
 
 from meshplan.errors import InputError
@@ -24,28 +24,9 @@ from meshplan.export.targets import export
 from meshplan.plan.kinds import Schedule, Sharding
 from meshplan.plan.rules import broken, framework_rules
 
-LOUD = (
-    "ORACLE NOT RUN: megatron-core is not installed (pip install torch megatron-core, outside"
-    " this environment)"
-)
-pytestmark = [
-    pytest.mark.oracle,
-    pytest.mark.skipif(importlib.util.find_spec("megatron") is None, reason=LOUD),
-    pytest.mark.filterwarnings("ignore"),
-]
-HAS_PARSER = importlib.util.find_spec("megatron") is not None and (
-    importlib.util.find_spec("megatron.training") is not None
-)
-PARSER = pytest.mark.skipif(
-    not HAS_PARSER, reason="ORACLE NOT RUN: this megatron-core has no argument parser (0.17 and later do)"
-)
+pytestmark = [*oracles.ALL, oracles.MEGATRON]
+PARSER = oracles.PARSER
 
-_FILE = Path(__file__).with_name("export_samples.py")
-_SPEC = importlib.util.spec_from_file_location("export_samples", _FILE)
-assert _SPEC is not None
-assert _SPEC.loader is not None
-samples = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(samples)
 
 EXPLAINED = {
     "megatron-ulysses-kv-heads": "raised by TransformerEngine's attention (a2a)",

@@ -14,6 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import export_oracles as oracles
+import export_samples as samples
 import pytest
 
 from meshplan.errors import InputError
@@ -27,19 +29,8 @@ from meshplan.plan.kinds import Schedule
 from meshplan.plan.plans import ALL_LAYERS
 from meshplan.plan.rules import broken, framework_rules
 
-LOUD = "ORACLE NOT RUN: torchtitan is not installed (pip install torchtitan triton, outside this environment)"
-pytestmark = [
-    pytest.mark.oracle,
-    pytest.mark.skipif(importlib.util.find_spec("torchtitan") is None, reason=LOUD),
-    pytest.mark.filterwarnings("ignore"),
-]
+pytestmark = [*oracles.ALL, oracles.TITAN]
 
-_FILE = Path(__file__).with_name("export_samples.py")
-_SPEC = importlib.util.spec_from_file_location("export_samples", _FILE)
-assert _SPEC is not None
-assert _SPEC.loader is not None
-samples = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(samples)
 
 MODELS = ("llama-3.1-70b", "llama-3.1-8b", "llama-3.2-1b", "qwen3-30b-a3b", "deepseek-v3", "gpt-oss-120b")
 EXPLAINED = {

@@ -6,11 +6,10 @@ Where the target expresses all of a plan there are no notes, and then ``written`
 
 from __future__ import annotations
 
-import importlib.util
 import random
 from collections.abc import Mapping
-from pathlib import Path
 
+import export_samples as samples
 import pytest
 
 from meshplan.errors import InputError
@@ -19,13 +18,6 @@ from meshplan.export.launch import Job, Launch, counted, plain
 from meshplan.export.reading import Given, resolve
 from meshplan.export.recognise import recognise
 from meshplan.export.targets import TARGETS, export
-
-_FILE = Path(__file__).with_name("export_samples.py")
-_SPEC = importlib.util.spec_from_file_location("export_samples", _FILE)
-assert _SPEC is not None
-assert _SPEC.loader is not None
-samples = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(samples)
 
 TRIES = 300
 READABLE = {

@@ -190,4 +190,4 @@ def test_questions_that_cannot_be():
 
 def test_an_order_may_leave_out_what_is_one():
     assert read_order("tp-pp", {"tp": 8, "pp": 4}) == ("tp", "pp", "cp", "ep", "dp")
-    assert read_order(" TP - dp", {"tp": 8, "dp": 4}) == ("tp", "dp", "cp", "ep", "pp")
+    assert read_order(" TP - dp", {"tp": 8, "dp": 4}) == ("tp", "ep", "dp", "cp", "pp")

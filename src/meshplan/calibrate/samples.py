@@ -10,7 +10,6 @@ from statistics import median
 
 from meshplan.errors import InputError, shown
 
-KERNELS = ("matmul", "attention", "attention_backward", "copy", "launch")
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p")
 
 

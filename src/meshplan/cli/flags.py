@@ -14,9 +14,9 @@ from meshplan.cli.options import (
     OptionalCount,
     option,
     read_degree,
+    read_dims,
     read_factor,
     read_kind,
-    read_order,
     read_recompute,
     read_switch,
     read_word,
@@ -37,8 +37,8 @@ Recomputes = Annotated[
 # of int, which bool is one of: a bool would be a flag without a value
 Switches = Annotated[tuple[int, ...] | None, option(read_switch, many=True, metavar="on|off")]
 CpKinds = Annotated[tuple[CpKind, ...] | None, option(read_kind(CpKind), many=True, metavar="NAME")]
-Order = Annotated[tuple[str, ...] | None, option(read_order, metavar="DIMS")]
-Orders = Annotated[tuple[tuple[str, ...], ...] | None, option(read_order, many=True, metavar="DIMS")]
+Order = Annotated[tuple[str, ...] | None, option(read_dims, metavar="DIMS")]
+Orders = Annotated[tuple[tuple[str, ...], ...] | None, option(read_dims, many=True, metavar="DIMS")]
 Precisions = Annotated[
     tuple[str, ...] | None, option(read_word(get_args(Precision)), many=True, metavar="NAME")
 ]

@@ -37,10 +37,10 @@ from meshplan.cli.options import (
     Framework,
     read_count,
     read_degree,
+    read_dims,
     read_factor,
     read_kind,
     read_list,
-    read_order,
     read_recompute,
     read_switch,
     read_word,
@@ -84,7 +84,7 @@ SPACE: Mapping[str, Callable[[str, str], Any]] = {
     "sharding": read_kind(Sharding),
     "recompute": read_recompute,
     "layout": read_word(get_args(Layout)),
-    "order": read_order,
+    "order": read_dims,
 }
 
 

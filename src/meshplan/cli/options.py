@@ -9,7 +9,7 @@ from cyclopts import Parameter, Token
 
 from meshplan.errors import InputError, nearest, shown
 from meshplan.plan.kinds import Recompute
-from meshplan.plan.mesh import read_order as mesh_order
+from meshplan.plan.mesh import read_order
 from meshplan.plan.plans import ALL_LAYERS, AUTO_LAYERS
 
 MOST = 10**12
@@ -147,13 +147,9 @@ def read_switch(text: str, what: str) -> bool:
     return found
 
 
-def read_order(text: str, what: str) -> tuple[str, ...]:
-    """Dimensions from inside out, joined by dashes; ``ep``, if left out, goes just inside ``dp``."""
+def read_dims(text: str, what: str) -> tuple[str, ...]:
+    """Dimensions from inside out, joined by dashes; all but ``ep`` must be there."""
     try:
-        names = list(mesh_order(text, {"tp": 2, "cp": 2, "dp": 2, "pp": 2}))
+        return read_order(text, {"tp": 2, "cp": 2, "dp": 2, "pp": 2})
     except InputError as error:
         raise InputError(f"{what}: {error}") from None
-    if "ep" not in text.lower().split("-"):
-        names.remove("ep")
-        names.insert(names.index("dp"), "ep")
-    return tuple(names)

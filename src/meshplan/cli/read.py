@@ -48,7 +48,7 @@ MAIN_FILES = {
 def read(
     file: Annotated[str, Parameter(allow_leading_hyphen=True)],
     /,
-    *,
+    *arguments: str,
     model: Annotated[str | None, Parameter(metavar="NAME")] = None,
     cluster: ClusterFlags | None = None,
     workload: WorkloadFlags | None = None,
@@ -66,14 +66,18 @@ def read(
     ----------
     file
         The file; - reads standard input.
+    arguments
+        What the script is started with, as on its own command line: read run.sh -- dsw 7B 1 128.
     model
         What it trains, where the file does not say.
     """
     if file.startswith("-") and file != "-":
         raise InputError(f"unknown option {shown(file)}; see `meshplan read --help`")
     text, where = _input(file)
-    found = recognise(text, where=where, sibling=_beside(file))
+    found = recognise(text, where=where, sibling=_beside(file), arguments=arguments)
     if not isinstance(found, Found):
+        if arguments:
+            raise InputError(f"a job file takes no arguments, and {shown(arguments[0])} is one")
         if model is not None:
             raise InputError("a job file says its model; drop --model")
         return _job_file(file, cluster or ClusterFlags(), workload or WorkloadFlags(), stack, json_=json_)

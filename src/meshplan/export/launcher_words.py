@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from meshplan.export.found import Found
-from meshplan.export.shell import Script
+from meshplan.export.shell_expand import Script
 
 _NODES = {"--nnodes", "--nodes", "-N", "--num_nodes", "--num-nodes", "--num_machines"}
 _PER_NODE = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from meshplan.cluster.files import parse_table
@@ -18,8 +18,11 @@ from meshplan.export.shell_follow import Sibling
 from meshplan.export.yaml_settings import is_trainer_yaml, read_model_args, read_trainer_yaml
 
 
-def recognise(text: str, *, where: str, sibling: Sibling = lambda name: None) -> Found | Mapping[str, Any]:
-    """What a file says, or the table of a meshplan job file. ``where`` names the file in messages.
+def recognise(
+    text: str, *, where: str, sibling: Sibling = lambda name: None, arguments: Sequence[str] = ()
+) -> Found | Mapping[str, Any]:
+    """What a file says, or the table of a meshplan job file. ``where`` names the file in messages;
+    ``arguments``: what a script is started with.
 
     Raises ``InputError``, one sentence, for a file that is of no known kind, damaged, or contradicts itself.
     """
@@ -28,7 +31,7 @@ def recognise(text: str, *, where: str, sibling: Sibling = lambda name: None) ->
             raise InputError("it is a binary file, not text")
         if not text.strip():
             raise InputError("it is empty")
-        found = _by_content(text, sibling)
+        found = _by_content(text, sibling, arguments)
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
     if isinstance(found, Found):
@@ -36,7 +39,7 @@ def recognise(text: str, *, where: str, sibling: Sibling = lambda name: None) ->
     return found
 
 
-def _by_content(text: str, sibling: Sibling) -> Found | Mapping[str, Any]:
+def _by_content(text: str, sibling: Sibling, arguments: Sequence[str]) -> Found | Mapping[str, Any]:
     start = text.lstrip()[:1]
     if start == "{" or (start == "[" and text.rstrip().endswith("]") and is_json(text)):
         return read_json(text)
@@ -56,7 +59,7 @@ def _by_content(text: str, sibling: Sibling) -> Found | Mapping[str, Any]:
         return read_accelerate(parse_table(text, toml=False, where="its YAML"), "an accelerate configuration")
     if _is_job(text):
         return parse_table(text, toml=False, where="it")
-    return read_script(text, sibling)
+    return read_script(text, sibling, tuple(arguments) or None)
 
 
 def _is_job(text: str) -> bool:

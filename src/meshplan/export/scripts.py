@@ -20,8 +20,10 @@ from meshplan.export.read_deepspeed import read_deepspeed
 from meshplan.export.read_megatron import OWN, read_megatron
 from meshplan.export.read_swift import SWIFT_TASKS, read_swift
 from meshplan.export.read_torchtitan import read_torchtitan
-from meshplan.export.shell import Script, read_shell
+from meshplan.export.shell import read_shell
+from meshplan.export.shell_expand import Script
 from meshplan.export.shell_follow import Sibling
+from meshplan.export.shell_tokens import NAME, literal
 from meshplan.export.shell_values import Word
 from meshplan.export.torchtitan_sources import titan_flags, titan_module, titan_toml
 
@@ -30,12 +32,35 @@ _PARALLEL_FIELD = re.compile(
 )
 
 
-def read_script(text: str, sibling: Sibling) -> Found:
-    """Settings in a shell script or a list of arguments; raises ``InputError`` where there are none."""
-    script = read_shell(text, sibling)
+def read_script(text: str, sibling: Sibling, arguments: Sequence[str] | None = None) -> Found:
+    """Settings in a shell script or a list of arguments, as started with ``arguments``; raises ``InputError``
+    where there are none, or an argument that decides is not known."""
+    try:
+        return _read_script(text, sibling, arguments)
+    except InputError as error:
+        raise InputError(f"{error}{_about_arguments(str(error), text, arguments)}") from None
+
+
+_POSITION = re.compile(r"\$\{?[1-9@*#]")
+
+
+def _about_arguments(error: str, text: str, arguments: Sequence[str] | None) -> str:
+    """What to do where an error is about an argument of the script: give it, by the names it has there."""
+    if not _POSITION.search(error):
+        return ""
+    names = {int(n): name for name, n in re.findall(rf"({NAME})=[\"']?\$\{{?([0-9]+)", text)}
+    most = max(names, default=0)
+    told = " ".join(names.get(i, f"${i}") for i in range(1, most + 1)) if most else "…"
+    if arguments:
+        return f"; {len(arguments)} arguments were given, and the script takes: {told}"
+    return f"; the script takes arguments: give them after the file, as in: read FILE -- {told}"
+
+
+def _read_script(text: str, sibling: Sibling, arguments: Sequence[str] | None) -> Found:
+    script = read_shell(text, sibling, arguments)
     _unfold(script)
     environment = environment_of(script)
-    command = _training_command(script)
+    command = _evaluated(_training_command(script))
     words = [word.text for word in command]
     what = "a launch script" if len(script.commands) > 1 or "\n" in text.strip() else "an argument list"
     found = _of_command(command, words, environment, sibling, what)
@@ -89,11 +114,25 @@ def _training_command(script: Script) -> list[Word]:
         if command and re.match(r"(-|[\w.]+=|activation[-_]checkpoint:)", command[0].text)
         for word in command
     ]
+    run = [command for command in script.commands if command and command[0].text != "echo"]
     best = max(
-        script.commands, key=lambda c: sum("=" in w.text or w.text.startswith("--") for w in c), default=[]
+        run or script.commands,
+        key=lambda c: sum("=" in w.text or w.text.startswith("--") for w in c),
+        default=[],
     )
     lines = loose if len(loose) > len(flags) else flags
     return lines if len(lines) > len(best) else list(best)
+
+
+def _evaluated(command: list[Word]) -> list[Word]:
+    """The words of ``eval``, whose quotes count once more."""
+    if not command or command[0].text != "eval":
+        return command
+    try:
+        inner = read_shell(literal(" ".join(word.raw for word in command[1:]))).commands
+    except InputError:
+        return command
+    return max(inner, key=len, default=command)
 
 
 def _of_command(

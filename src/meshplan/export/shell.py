@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from meshplan.errors import InputError
+from meshplan.export.shell_expand import MOST_TURNS, Expander, Script, printed
 from meshplan.export.shell_follow import MOST_DEEP, MOST_FOLLOWED, Sibling, slurm_variables, started
-from meshplan.export.shell_tokens import ASSIGN, NAME, Piece, Tokens, unliteral
-from meshplan.export.shell_values import Word, calculate, test, unknown
+from meshplan.export.shell_tokens import ASSIGN, NAME, Piece, unliteral
+from meshplan.export.shell_values import Word, test, unknown
 
 MOST_WORDS = 200_000
-_PARAMETER = re.compile(rf"({NAME}|[0-9@*#?$!-])(\[[@*]\])?((:?[-=+?])(.*))?", re.DOTALL)
 _KEYWORDS = {
     "if", "then", "else", "elif", "fi", "for", "while", "until", "do", "done", "case", "esac", "!", "{", "}",
     "time", "exec",
@@ -26,30 +26,34 @@ _KEYWORDS = {
 _SETTERS = {"export", "declare", "local", "readonly", "typeset"}
 
 
-@dataclass(kw_only=True, slots=True)
-class Script:
-    """What a script says: its commands in order, the variables at its end, and what it exports."""
-
-    commands: list[list[Word]] = field(default_factory=list)
-    variables: dict[str, list[Word]] = field(default_factory=dict)
-    directives: list[str] = field(default_factory=list)
-    """The text of ``#SBATCH`` lines."""
-    branches: bool = False
-    """Whether there is a condition that only a running shell could decide."""
-    exported: set[str] = field(default_factory=set)
-    followed: dict[str, str] = field(default_factory=dict)
-    """Scripts beside it that it starts or sources, and were read with it: name → text."""
-
-
-def read_shell(text: str, sibling: Sibling = lambda name: None) -> Script:
-    """The script in ``text``, with those it starts that ``sibling`` finds. Raises ``InputError`` for a quote
-    that is never closed."""
+def read_shell(
+    text: str, sibling: Sibling = lambda name: None, arguments: Sequence[str] | None = None
+) -> Script:
+    """The script in ``text``, with those it starts that ``sibling`` finds. ``arguments``: what it is started
+    with (default: not known). Raises ``InputError`` for a quote that is never closed."""
     reader = _Reader(text, sibling)
     script = reader.script
+    if arguments is not None:
+        reader.arguments([Word(argument) for argument in arguments])
     for command in reader.commands():
         if command:
             script.commands.append(command)
     return script
+
+
+@dataclass(slots=True)
+class _Loop:
+    """A loop that is open: where its next turn starts, and what must be true for it; ``None``: one turn."""
+
+    at: int = 0
+    step: str | None = None
+    """Of ``for ((…; …; step))``, to be done before the condition is asked."""
+    condition: str | None = None
+    again: bool = False
+    """A ``while`` whose condition was true: it is read again."""
+    words: list[Word] = field(default_factory=list)
+    """What a ``for … in`` still goes through."""
+    name: str = ""
 
 
 @dataclass(slots=True)
@@ -62,6 +66,14 @@ class _Branch:
     """The next words are a pattern of a case."""
     skip: bool = False
     taken: bool = False
+    verdict: bool | None = None
+    """Of the present condition."""
+    joined: str = ""
+    """``&&`` or ``||`` where the condition goes on in the next command."""
+    before: bool = False
+    """Whether an earlier side was taken."""
+    decided: bool = True
+    """Whether all conditions so far were known."""
     argument: bool = False
     """The subject is an argument of the script: with none given, no arm runs."""
     arm: bool = False
@@ -70,7 +82,7 @@ class _Branch:
     """The last pattern was followed by another one of the same arm."""
 
 
-class _Reader(Tokens):
+class _Reader(Expander):
     def __init__(
         self, text: str, sibling: Sibling = lambda name: None, deep: int = 0, left: list[int] | None = None
     ) -> None:
@@ -79,14 +91,28 @@ class _Reader(Tokens):
         self.left = [MOST_FOLLOWED] if left is None else left
         """How many scripts may still be followed, shared by all readers of a file."""
         self.stack: list[_Branch] = []
+        self.loops: list[_Loop] = []
+        self.turns = 0
+        self.begin = 0
+        """Where the present command starts."""
         self.script = Script()
         self.words = 0
+
+    def arguments(self, words: list[Word]) -> None:
+        """Set what the script is started with."""
+        known = self.script.variables
+        for name in [name for name in known if name.isdecimal()]:
+            del known[name]
+        known |= {str(i): [word] for i, word in enumerate(words, 1)}
+        known |= {"@": words, "*": words, "#": [Word(str(len(words)))]}
 
     def commands(self) -> Iterator[list[Word]]:
         """Commands with their words expanded; assignments are carried out on the way."""
         command: list[list[Piece]] = []
         pending_heredocs: list[str] = []
         while True:
+            if not command:
+                self.begin = self.at
             token = self.next()
             if token is None:
                 yield from self._run(self._finish(command))
@@ -106,6 +132,15 @@ class _Reader(Tokens):
             if self.words > MOST_WORDS:
                 raise InputError(f"the script has more than {MOST_WORDS:,} words; this is no launch script")
             command.append(token)
+
+    def inner(self, text: str) -> list[list[Word]]:
+        """The commands of a script inside this one; none where it cannot be read."""
+        reader = _Reader(text)
+        reader.script = replace(self.script, variables=dict(self.script.variables), commands=[])
+        try:
+            return [command for command in reader.commands() if command]
+        except InputError:
+            return []
 
     def directive(self, text: str) -> None:
         self.script.directives.append(text)
@@ -128,6 +163,9 @@ class _Reader(Tokens):
         if not sourced:
             known = {name: value for name, value in script.variables.items() if name in script.exported}
             inner.script = replace(script, variables=known, commands=[])
+            place = next((i for i, word in enumerate(words) if word.text == name), None)
+            if name and place is not None:
+                inner.arguments(words[place + 1 :])
         else:
             inner.script = script
         try:
@@ -153,18 +191,23 @@ class _Reader(Tokens):
     def _finish(self, command: list[list[Piece]], separator: str = "") -> list[Word]:
         """Carry out assignments; the expanded words of what else there is."""
         here, self.here = self.here, None
+        if command and self.stack and self.stack[-1].joined and _plain(command[0]) not in _KEYWORDS:
+            self._joined(command, separator)
+            return []
         while command and (keyword := _plain(command[0])) in _KEYWORDS:
-            command = self._branch(keyword, command[1:])
+            command = self._branch(keyword, command[1:], separator)
         if self.stack and self.stack[-1].kind == "case" and self.stack[-1].pattern:
             command = self._pattern(command, more=separator == "|")
         if separator == ";;" and self.stack:
             self.stack[-1].pattern = True
         if any(branch.skip for branch in self.stack):
+            if all(branch.decided for branch in self.stack):
+                self.script.unset |= {found[1] for p in command[:1] if (found := ASSIGN.match(p[0][0]))}
             return []
-        if command and _plain(command[0]) == "unset":
-            for pieces in command[1:]:
-                self.script.variables.pop(_plain(pieces), None)
-            return []
+        return self._done(command, here)
+
+    def _done(self, command: list[list[Piece]], here: list[Piece] | None) -> list[Word]:
+        """The assignments at the start of a command carried out; the words of what it runs."""
         setter = bool(command) and _plain(command[0]) in _SETTERS
         rest = command[1:] if setter else command
         exports = setter and _plain(command[0]) in ("export", "declare", "typeset")
@@ -177,22 +220,40 @@ class _Reader(Tokens):
                 self.script.exported.add(name[1])
             while setter and rest and not ASSIGN.match(rest[0][0][0]):
                 rest = rest[1:]
-        if rest and _plain(rest[0]) == "read":
-            self._read(rest[1:], here)
+        if rest and self._builtin(_plain(rest[0]), rest[1:], here):
             return []
         return [] if setter else [word for pieces in rest for word in self.expand(pieces)]
 
-    def _branch(self, keyword: str, rest: list[list[Piece]]) -> list[list[Piece]]:
+    def _builtin(self, word: str, rest: list[list[Piece]], here: list[Piece] | None) -> bool:
+        """Carry out a command that sets variables; whether it was one."""
+        if word == "unset":
+            for pieces in rest:
+                self.script.variables.pop(_plain(pieces), None)
+        elif word == "read":
+            self._read(rest, here)
+        elif word == "shift":
+            self._shift(rest)
+        elif word == "printf" and len(rest) > 2 and _plain(rest[0]) == "-v":
+            text = printed([word for pieces in rest[2:] for word in self.expand(pieces)])
+            self.script.variables[_plain(rest[1])] = [text]
+        elif word.startswith("((") or word == "let":
+            inner = "".join(text for pieces in rest for text, _ in pieces)
+            self.arithmetic(inner if word == "let" else word + inner)
+        else:
+            return False
+        return True
+
+    def _branch(self, keyword: str, rest: list[list[Piece]], separator: str) -> list[list[Piece]]:
         """Follow an if, case or loop; what is left of the command."""
         match keyword:
             case "if":
                 self.stack.append(_Branch("if"))
-                return self._condition(rest)
+                return self._condition(rest, separator)
             case "elif" | "else" if self.stack:
                 top = self.stack[-1]
                 top.skip = top.taken
                 return (
-                    self._condition(rest)
+                    self._condition(rest, separator)
                     if keyword == "elif" and not top.skip
                     else ([] if keyword == "elif" else rest)
                 )
@@ -206,26 +267,100 @@ class _Reader(Tokens):
                 self.stack.pop()
                 return rest
             case "for" | "while" | "until":
-                self.script.branches = True
-                if keyword == "for" and len(rest) > 2 and not any(branch.skip for branch in self.stack):
-                    words = [word for pieces in rest[2:] for word in self.expand(pieces)]
-                    name = _plain(rest[0])
-                    self.script.variables[name] = words[:1] or [unknown("$" + name)]
+                self._loop(keyword, rest)
+                return []
+            case "done" if self.loops:
+                self._turn(self.loops.pop())
                 return []
         return rest
 
-    def _condition(self, rest: list[list[Piece]]) -> list[list[Piece]]:
+    def _condition(self, rest: list[list[Piece]], separator: str) -> list[list[Piece]]:
         """Decide a test that is literal; what cannot be decided counts as true."""
         top = self.stack[-1]
         if any(branch.skip for branch in self.stack[:-1]):
             top.skip = True
             return []
-        verdict = test([word for pieces in rest for word in self.expand(pieces)])
-        if verdict is None:
-            self.script.branches = True
-        top.skip = verdict is False
-        top.taken |= not top.skip
+        top.before, top.verdict = top.taken, self._verdict(rest)
+        self._settle(top, separator)
         return []
+
+    def _joined(self, command: list[list[Piece]], separator: str) -> None:
+        """The next part of a condition with ``&&`` or ``||``."""
+        top = self.stack[-1]
+        one, two = top.verdict, self._verdict(command)
+        decides = top.joined == "||"
+        if decides in (one, two):
+            top.verdict = decides
+        else:
+            top.verdict = None if one is None or two is None else not decides
+        self._settle(top, separator)
+
+    def _settle(self, top: _Branch, separator: str) -> None:
+        top.joined = separator if separator in ("&&", "||") else ""
+        if top.verdict is None and not top.joined:
+            self.script.branches, top.decided = True, False
+        top.skip = top.verdict is False
+        top.taken = top.before or not top.skip
+
+    def _verdict(self, rest: list[list[Piece]]) -> bool | None:
+        """Whether a condition is true; ``None`` where it is not known."""
+        if rest and _plain(rest[0]).startswith("(("):
+            value = self.arithmetic("".join(text for pieces in rest for text, _ in pieces))
+            return None if value is None else bool(value)
+        return test([word for pieces in rest for word in self.expand(pieces)])
+
+    def _loop(self, keyword: str, rest: list[list[Piece]]) -> None:
+        """The head of a loop. Loops whose end is known are followed turn by turn; of all others one turn."""
+        if any(branch.skip for branch in self.stack):
+            self.loops.append(_Loop())
+            return
+        head = _plain(rest[0]) if rest else ""
+        if keyword == "for" and head.startswith("((") and head.count(";") == 2:
+            first, condition, step = unliteral(head)[2:-2].split(";")
+            self.arithmetic(first)
+            verdict = self.arithmetic(condition)
+            loop = _Loop(at=self.at, step=step, condition=condition if verdict is not None else None)
+        elif keyword == "for":
+            words = [word for pieces in rest[2:] for word in self.expand(pieces)] if len(rest) > 2 else []
+            self.script.variables[head] = words[:1] or [unknown("$" + head)]
+            # Such a loop tries one thing after the other, unless it adds up.
+            adds = re.search(r"\w\+=", self.text[self.at : max(self.text.find("done", self.at), self.at)])
+            loop = _Loop(at=self.at, words=words[1:] if adds else [], name=head)
+            verdict = None if words and not adds else 1
+        else:
+            verdict = self._verdict(rest)
+            verdict = verdict if verdict is None or keyword == "while" else not verdict
+            loop = _Loop(at=self.begin, again=bool(verdict))
+        self.script.branches |= verdict is None
+        if verdict is not None and not verdict:
+            self.stack.append(_Branch("loop", skip=True))
+        self.loops.append(loop)
+
+    def _turn(self, loop: _Loop) -> None:
+        """The end of a turn: go back to where the next one starts, or leave the loop."""
+        if self.stack and self.stack[-1].kind == "loop" and self.stack[-1].skip:
+            self.stack.pop()
+            return
+        self.turns += 1
+        if self.turns > MOST_TURNS:
+            self.script.branches = True
+        elif loop.words:
+            self.script.variables[loop.name], loop.words = loop.words[:1], loop.words[1:]
+            self.at = loop.at
+            self.loops.append(loop)
+        elif loop.condition is not None:
+            self.arithmetic(loop.step or "")
+            if self.arithmetic(loop.condition):
+                self.at = loop.at
+                self.loops.append(loop)
+        elif loop.again:
+            self.at = loop.at
+
+    def _shift(self, rest: list[list[Piece]]) -> None:
+        """``shift`` and ``shift N``, where the arguments are known."""
+        count = self.expand(rest[0])[0].text if rest else "1"
+        if "@" in self.script.variables and count.isdecimal():
+            self.arguments(self.script.variables["@"][int(count) :])
 
     def _read(self, words: list[list[Piece]], here: list[Piece] | None) -> None:
         """The variables of ``read``, from a here-string where there is one."""
@@ -267,95 +402,6 @@ class _Reader(Tokens):
         if append and old:
             value = Word(old[0].raw + value.raw)
         self.script.variables[name] = [value]
-
-    def expand(self, pieces: list[Piece], *, split: bool = True) -> list[Word]:
-        """The words that a word with its expansions becomes."""
-        words: list[Word] = []
-        text, something = "", False
-        for raw, quoted in pieces:
-            something |= quoted
-            for values, expanded in self._expansions(raw):
-                breaks = split and expanded and not quoted
-                fields = [part for value in values for part in (value.raw.split() if breaks else [value.raw])]
-                for i, one in enumerate(fields):
-                    if i:
-                        words.append(Word(unliteral(text)))
-                        text = ""
-                    text += one
-                    something |= bool(one)
-        if something or text or not split:
-            words.append(Word(unliteral(text)))
-        return words
-
-    def _expansions(self, raw: str) -> Iterator[tuple[list[Word], bool]]:
-        at = 0
-        for found in re.finditer(rf"\$(?:\(\(|\(|\{{|{NAME}|[0-9@*#?$!-])", raw):
-            if found.start() < at:
-                continue
-            if found.start() > at:
-                yield [Word(raw[at : found.start()])], False
-            whole, at = _balanced(raw, found.start())
-            yield self._value(whole), True
-        if at < len(raw):
-            yield [Word(raw[at:])], False
-
-    def _value(self, whole: str) -> list[Word]:
-        if whole.startswith("$(("):
-            return [self._arithmetic(whole)]
-        if whole.startswith("$("):
-            return [unknown(whole)]
-        inner = whole[2:-1] if whole.startswith("${") else whole[1:]
-        found = _PARAMETER.fullmatch(inner)
-        if found is None:
-            return [unknown(whole)]
-        name, _, operator, fallback = found[1], found[2], found[4], found[5]
-        known = self.script.variables.get(name)
-        if known is not None and (operator != ":+" or not known):
-            if operator in (":-", ":=") and len(known) == 1 and not known[0].raw:
-                known = None
-            else:
-                return known if found[2] or len(known) == 1 else known[:1]
-        if operator in (":-", "-", ":=", "="):
-            if len(fallback) > 1 and fallback[0] == fallback[-1] and fallback[0] in "'\"":
-                fallback = fallback[1:-1]
-            default = self.expand([(fallback, True)], split=False)
-            if operator in (":=", "="):
-                self.script.variables[name] = default
-            return default
-        if operator in (":+", "+"):
-            return []
-        return [unknown(f"${name}")]
-
-    def _arithmetic(self, whole: str) -> Word:
-        inner = whole[3:-2]
-        names = re.sub(rf"\$?\{{?({NAME})\}}?", self._number, inner)
-        if re.fullmatch(r"[0-9+\-*/% ()\s]{1,200}", names):
-            value = calculate(names)
-            if value is not None:
-                return Word(str(value))
-        return unknown(whole)
-
-    def _number(self, found: re.Match[str]) -> str:
-        known = self.script.variables.get(found[1])
-        ok = known and len(known) == 1 and not known[0].missing and known[0].text.isdecimal()
-        return known[0].text if known and ok else "?"
-
-
-def _balanced(raw: str, start: int) -> tuple[str, int]:
-    """The expansion that starts here, and where it ends."""
-    if raw[start + 1] not in "({":
-        found = re.compile(rf"\$({NAME}|[0-9@*#?$!-])").match(raw, start)
-        end = found.end() if found else start + 1
-        return raw[start:end], end
-    depth = 0
-    for at in range(start + 1, len(raw)):
-        if raw[at] in "({":
-            depth += 1
-        elif raw[at] in ")}":
-            depth -= 1
-            if depth == 0:
-                return raw[start : at + 1], at + 1
-    return raw[start:], len(raw)
 
 
 def _plain(pieces: list[Piece]) -> str:

@@ -49,11 +49,24 @@ class Tokens:
                 while text[self.at].isdigit():
                     self.at += 1
                 return self._redirect()
+            elif text.startswith("((", self.at) and (close := self._closing(self.at)):
+                inner, self.at = text[self.at : close], close
+                return [(literal(inner), False)]
             elif ch in "()":
                 self.at += 1
                 return ";"
             else:
                 return self._word()
+        return None
+
+    def _closing(self, start: int) -> int | None:
+        """Where ``(( … ))`` from here ends; ``None`` where it is no arithmetic."""
+        depth, at = 0, start
+        while at < len(self.text) and self.text[at] != "\n":
+            depth += {"(": 1, ")": -1}.get(self.text[at], 0)
+            at += 1
+            if depth == 0:
+                return at if self.text[at - 2 : at] == "))" else None
         return None
 
     def _redirect(self) -> str | list[Piece] | None:

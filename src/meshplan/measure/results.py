@@ -14,7 +14,6 @@ from meshplan.measure.failures import writing
 
 SCHEMA_VERSION = 1
 OK = "ok"
-OUTCOMES = (OK, "oom", "crash", "hang", "mismatch", "refused")
 _LIMIT_LINE = 1 << 24
 
 

@@ -97,7 +97,6 @@ def _plain(**facts: Any) -> Family:
 
 
 LLAMA = _plain(mlp_bias=("mlp_bias", False))
-_MISTRAL = Family(windows=p.everywhere())
 _QWEN2 = Family(qkv_bias=True, windows=p.mixed(p.qwen_layers))
 _QWEN3 = _plain(head_dim=128, qk_norm="head", windows=p.mixed(p.qwen_layers))
 _QWEN3_MOE = _plain(

@@ -27,7 +27,6 @@ Bools = npt.NDArray[np.bool_]
 SIZES = ("tp", "cp", "dp", "pp", "ep", "etp")
 """What a mesh is made from; ``edp`` follows."""
 DENSE_DIMS = ("tp", "cp", "dp", "pp")
-EXPERT_DIMS = ("etp", "ep", "edp", "pp")
 _IN_EXPERTS = {"tp": "etp", "ep": "ep", "dp": "edp", "pp": "pp"}
 _IN_DENSE = {"tp": "tp", "cp": "cp", "dp": "dp", "pp": "pp"}
 
@@ -183,7 +182,8 @@ class Mesh:
 
 
 def read_order(order: Iterable[str] | str, sizes: Mapping[str, int]) -> tuple[str, ...]:
-    """An order (``tp-cp-ep-dp-pp``, or its names) with the dimensions it may leave out put at its end.
+    """An order (``tp-cp-ep-dp-pp``, or its names) with the dimensions it may leave out put at its end, ``ep``
+    just inside ``dp``.
 
     Raises ``InputError`` for unknown or repeated names, and when one with a size above 1 is missing.
     """
@@ -206,7 +206,10 @@ def read_order(order: Iterable[str] | str, sizes: Mapping[str, int]) -> tuple[st
         raise InputError(
             f"order {shown(text)} leaves out {needed[0]}, which is {sizes[needed[0]]}; try '{fixed}'"
         )
-    return (*names, *missing)
+    whole = [*names, *(name for name in missing if name != "ep")]
+    if "ep" in missing:
+        whole.insert(whole.index("dp"), "ep")
+    return tuple(whole)
 
 
 def ranks_in_node(

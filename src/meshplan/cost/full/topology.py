@@ -12,7 +12,6 @@ from meshplan.cluster.cluster import Cluster
 from meshplan.plan.plans import Ints, Plans
 
 DENSE = ("tp", "cp", "dp", "pp")
-EXPERT = ("etp", "ep", "edp", "pp")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
