@@ -103,46 +103,52 @@ class Handbook:
         limit, peak = cluster.memory_bytes, cluster.gpu.peak(workload.precision)
         tp, cp, pp, dp, mbs = (getattr(plans, c).astype(np.float64) for c in ("tp", "cp", "pp", "dp", "mbs"))
         stage_layers = _stage_layers(dense.layers, pp)
-        own = dense.parameters / (tp * pp)
-        copies = dp * cp
-        micro_batches = workload.gbs / (dp * mbs)
+        # A division takes several times a multiplication: each of these is divided by once. What is the same
+        # for all micro-batches, or all layers, is worked out once too.
+        per_tp, per_pp, per_copy = 1 / tp, 1 / pp, 1 / (dp * cp)
+        own = dense.parameters * per_tp * per_pp
+        per_micro_batch = dp * mbs * (1 / workload.gbs)
         # Tokens that a rank sees in a step. Times below are of a whole step, all micro-batches together.
-        tokens = workload.tokens / copies
-        tokens_tp = tokens / tp
+        tokens = workload.tokens * per_copy
+        tokens_tp = tokens * per_tp
 
-        weights, optimizer = 4 * own, 12 * own / copies
-        unit = tokens_tp / micro_batches * np.minimum(pp, micro_batches) * dense.hidden
-        recomputed = _recomputed(plans.recompute_layers, stage_layers, weights + optimizer, unit, limit)
-        activations = (34 * stage_layers - 32 * recomputed) * unit
+        weights = 4 * own
+        optimizer = weights * per_copy * 3
+        # Micro-batches alive, pp of them or all there are, as a share of all.
+        unit = tokens_tp * np.minimum(pp * per_micro_batch, 1.0) * dense.hidden
+        states, whole, saved = weights + optimizer, 34 * stage_layers * unit, 32 * unit
+        recomputed = _recomputed(plans.recompute_layers, stage_layers, states + whole - limit, saved)
+        activations = whole - recomputed * saved
 
         layer, head = dense.layer_flop(workload.seq), dense.head_flop
         flop_s = tokens_tp / (peak * self.matmul_efficiency)  # seconds for one FLOP on every token
-        compute = flop_s / pp * (dense.layers * layer + head)
-        slowest = (stage_layers * layer + head) * flop_s
+        compute = flop_s * per_pp * (dense.layers * layer + head)
+        stage_s = stage_layers * flop_s
+        slowest = stage_s * layer + flop_s * head
         recompute = recomputed * flop_s * (layer / 3)
 
         byte_s = _seconds_a_byte(cluster, plans.order, {"tp": tp, "cp": cp, "dp": dp, "pp": pp})
         layer_tokens = stage_layers * tokens
         # Four all-reduces a layer, each 2(n-1)/n of two bytes a feature.
-        tp_s = layer_tokens * (1 - 1 / tp) * (4 * 2 * 2 * dense.hidden) * byte_s["tp"]
+        tp_s = layer_tokens * (1 - per_tp) * (4 * 2 * 2 * dense.hidden * byte_s["tp"])
         # K and V once round the ring forward and twice backward, two bytes a feature.
-        ring = layer_tokens * (cp - 1) * (3 * 2 * 2 * dense.kv_width) * byte_s["cp"]
-        cp_s = np.maximum(ring - stage_layers * flop_s * dense.attention_flop(workload.seq), 0.0)
+        ring = layer_tokens * (cp - 1) * (3 * 2 * 2 * dense.kv_width * byte_s["cp"])
+        cp_s = np.maximum(ring - stage_s * dense.attention_flop(workload.seq), 0.0)
         # One tensor forward, one back.
-        send = (pp > 1) * tokens_tp * (2 * 2 * dense.hidden) * byte_s["pp"]
+        send = np.minimum(pp - 1, 1.0) * tokens_tp * (2 * 2 * dense.hidden * byte_s["pp"])
         pp_s = send * (1 - self.pp_hidden)
         # Gradients scattered, weights gathered: 2(n-1)/n of two bytes a parameter.
-        sync = 2 * (1 - 1 / copies) * 2 * own * byte_s["dp"]
+        sync = (1 - per_copy) * weights * byte_s["dp"]
         dp_s = sync * (1 - self.dp_hidden)
 
         busy = slowest + recompute + tp_s + cp_s + pp_s
-        bubble = (pp - 1) / micro_batches * busy
+        bubble = (pp - 1) * per_micro_batch * busy
         step = busy + bubble + dp_s
         useful = (dense.layers * layer + head) * workload.tokens
         return Costs(
             plans=plans.replace(recompute_layers=recomputed.astype(np.int64)),
             step_s=step,
-            memory_bytes=weights + optimizer + activations,
+            memory_bytes=states + activations,
             memory_limit_bytes=limit,
             mfu=useful / (cluster.gpus * peak) / step,
             time={
@@ -198,43 +204,53 @@ def _check(plans: Plans) -> None:
 
 def _stage_layers(layers: int, pp: Floats) -> Floats:
     found = layers / pp
-    uneven = np.flatnonzero(found != np.rint(found))
-    if uneven.size:
-        first = int(pp[uneven[0]])
+    uneven = found != np.floor(found)
+    if uneven.any():
+        first = int(pp[int(np.argmax(uneven))])
         raise InputError(f"the handbook cost model prices equal stages only: {layers} layers, pp {first}")
     return found
 
 
-def _recomputed(asked: Ints, stage_layers: Floats, states: Floats, unit: Floats, limit: float) -> Floats:
-    """Layers of a stage that are recomputed: what was asked, or the fewest that fit, at most all."""
-    needed = (states + 34 * stage_layers * unit - limit) / (32 * unit)
+def _recomputed(asked: Ints, stage_layers: Floats, over: Floats, saved: Floats) -> Floats:
+    """Layers of a stage that are recomputed: what was asked, or the fewest that fit, at most all. ``over``:
+    bytes beyond the memory with none recomputed; ``saved``: bytes that each recomputed layer saves."""
+    needed = over / saved
     fewest = np.ceil(needed)
     # Beside a whole number a rounding error decides the division; there the comparison itself is asked.
     close = np.flatnonzero(np.abs(needed - np.rint(needed)) < 1e-6)
     if close.size:
-        states, unit, stage = states[close], unit[close], stage_layers[close]
-        layers = np.rint(needed[close])
-        layers -= states + (34 * stage - 32 * (layers - 1)) * unit <= limit
-        layers += states + (34 * stage - 32 * layers) * unit > limit
+        over, saved, layers = over[close], saved[close], np.rint(needed[close])
+        layers -= over - (layers - 1) * saved <= 0
+        layers += over - layers * saved > 0
         fewest[close] = layers
     fewest = np.minimum(np.maximum(fewest, 0.0), stage_layers)
     auto = asked == AUTO_LAYERS
     return fewest if auto.all() else np.where(auto, fewest, np.minimum(asked, stage_layers))
 
 
-def _seconds_a_byte(cluster: Cluster, order: Sequence[str], sizes: Mapping[str, Floats]) -> dict[str, Floats]:
-    """For each dimension's groups, of the innermost tier that spans inner size × size.
+def _seconds_a_byte(
+    cluster: Cluster, order: Sequence[str], sizes: Mapping[str, Floats]
+) -> dict[str, Floats | float]:
+    """For each dimension's groups, of the innermost tier that spans inner size × size; one number where all
+    plans have the same.
 
     ``dp`` is the group of gradient synchronisation, ``dp · cp``; expert groups reuse these ranks.
     """
     dims = [dim for dim in order if dim in sizes]
-    found = {}
+    found: dict[str, Floats | float] = {}
     span: Floats | float = 1.0
     for dim in dims:
         span = span * sizes[dim]
-        seconds = np.full(span.shape, 1 / cluster.tiers[-1].bandwidth)
+        least, most = span.min(), span.max()
+        seconds: Floats | float = 1 / cluster.tiers[-1].bandwidth
         for inner, outer in pairwise(cluster.tiers):
-            seconds += (span <= inner.span) * (1 / inner.bandwidth - 1 / outer.bandwidth)
+            faster = 1 / inner.bandwidth - 1 / outer.bandwidth
+            if most <= inner.span:
+                seconds = seconds + faster
+            elif least <= inner.span:
+                # 1 inside, 0 outside: spans are whole, and choosing by a mask takes several times as long
+                inside = np.minimum(np.maximum(inner.span + 1 - span, 0.0), 1.0)
+                seconds = seconds + inside * faster
         found[dim] = seconds
     found["dp"] = found[max("dp", "cp", key=dims.index)]
     return found

@@ -150,7 +150,8 @@ def bubbles(
             added[rows] = _BUBBLES[one](case) - own
         else:
             bubble[rows], added[rows] = _BUBBLES[one](case), _HOPS[one](case)[0] * case.h
-    return np.where(p > 1, bubble, 0.0), np.where(p > 1, added, 0.0)
+    several = np.minimum(p - 1, 1)  # 0 where one rank waits for nobody
+    return bubble * several, added * several
 
 
 def _memory_efficient(bubble: Callable[[_Case], Floats], c: _Case, overlapped: Bools) -> Floats:

@@ -44,7 +44,7 @@ def units_of(c: Context) -> Units:
             per_kind = [one + other for one, other in zip(per_kind, more, strict=True)]
         copies = c.first + c.last * (0.0 if c.model.tied_embeddings else 1.0)
         whole = c.per_rank([one[of] for one in per_kind]) + head[of][:, None] * copies
-        return np.where(c.gathers[:, None], whole, 0.0)
+        return np.asarray(whole * c.gathers[:, None])
 
     layers = np.maximum(c.held_layers, 1.0)
     gather = transfer("all_gather", 4.0 if c.workload.precision == "fp32" else 2.0)

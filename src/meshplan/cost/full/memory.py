@@ -40,6 +40,8 @@ CONTEXT_BYTES = 0.7e9
 """CUDA context with cuBLAS and cuDNN handles: 0.5 to 1.2 GB in practice."""
 COMMUNICATOR_BYTES = 0.35e9
 """One NCCL communicator's buffers (342 to 392 MB measured; aiconfigurator system files)."""
+NOBODY = -1e30
+"""Bytes that no rank holds: added where there is none, so that it never is the fullest."""
 
 
 _Pick = Callable[[Floats], Floats]
@@ -137,7 +139,7 @@ def momentary(c: Context, priced: Priced, recomputed: Bools) -> Floats:
     for k, a in enumerate(priced.activations):
         again = (a.workspace + a.full)[at][:, None]
         work = np.where(recomputed, again, a.workspace[at][:, None])
-        np.maximum(layer, work, out=layer, where=c.layers[:, :, k] > 0)
+        np.maximum(layer, work * np.ceil(np.minimum(c.layers[:, :, k], 1.0)), out=layer)
     last = np.where(c.last > 0, np.maximum(loss, head)[:, None], 0.0)
     largest = np.asarray(np.maximum(layer, last))
     if c.stack.family != "torch" or not c.gathers.any():
@@ -306,7 +308,7 @@ class Holdings:
     states: dict[str, Floats]
     fragmentation: float
     base: Floats
-    """By ``held``: what stays with nothing recomputed. Less than anything for a type that no rank is of."""
+    """By ``held``: what stays with nothing recomputed; with ``NOBODY`` for a type that no rank is of."""
     more: Floats
     """By ``states``."""
     saved: Floats
@@ -314,8 +316,9 @@ class Holdings:
     saved_layer: Floats
     """What one layer of it saves, a byte at least."""
     moment: Floats
+    """What is there for a moment with nothing recomputed."""
     again: Floats
-    """What is there for a moment with nothing recomputed, and where layers are."""
+    """What is there more for a moment where layers are recomputed."""
 
 
 def holdings(c: Context, priced: Priced, kinds: Likeness) -> Holdings:
@@ -323,7 +326,7 @@ def holdings(c: Context, priced: Priced, kinds: Likeness) -> Holdings:
     some, loose = kinds.held.first, c.stack.fragmentation
     held = _held(c.take(some), priced.take(some))
     states = _states(c.take(kinds.sharded.first))
-    nothing = np.where(held.ranks > 0, 0.0, -np.inf)
+    nothing = np.where(held.ranks > 0, 0.0, NOBODY)
     saved = (1 + loose) * (held.kept - held.inputs)
     return Holdings(
         held=held,
@@ -334,7 +337,7 @@ def holdings(c: Context, priced: Priced, kinds: Likeness) -> Holdings:
         saved=saved,
         saved_layer=np.maximum(saved / np.maximum(held.layers, 1), 1.0),
         moment=(1 + loose) * held.moment,
-        again=(1 + loose) * held.moment_recomputed,
+        again=(1 + loose) * (held.moment_recomputed - held.moment),
     )
 
 
@@ -360,7 +363,7 @@ def peak_of(c: Context, kinds: Likeness, known: Holdings) -> Peak:
             memory_limit(c.cluster) - room, rows(known.saved_layer, at[open_]), low, high, held
         )
     share = recomputed_share(layers[:, None], counts)
-    total = fixed + np.where(share > 0, again, moment) - rows(known.saved, at) * share
+    total = fixed + moment + again * np.ceil(share) - rows(known.saved, at) * share
     return Peak(
         fullest=widest(total),
         recompute_layers=layers,
@@ -385,8 +388,10 @@ def _layers_to_recompute(
     """The fewest layers that fit on every rank of each plan.
 
     All (plans, types): ``room`` bytes left beside activations with nothing recomputed, ``saved_layer`` bytes
-    that recomputing one layer saves, ``moment`` and ``again`` bytes needed for a moment without and with it,
-    ``counts`` layers held.
+    that recomputing one layer saves, ``moment`` bytes needed for a moment without it and ``again`` more with
+    it, ``counts`` layers held.
     """
-    needed = np.where(moment <= room, 0.0, np.ceil((again - room) / saved_layer))
-    return most(np.clip(needed, 0.0, counts)).astype(np.int64)
+    over = moment - room
+    needed = np.ceil((over + again) / saved_layer)
+    needed *= np.ceil(np.minimum(np.maximum(over, 0.0), 1.0))  # none where it fits as it is
+    return most(np.minimum(np.maximum(needed, 0.0), counts)).astype(np.int64)

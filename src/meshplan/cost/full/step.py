@@ -83,7 +83,7 @@ def pipeline_parts(c: Context, priced: Priced, known: Paces, recomputed: Floats)
     time["bubble"] = bubble
     time["pp"] = waiting
     if not c.stack.p2p_overlap:
-        time["pp"] = waiting + np.where((p.vp > 1) & (p.pp > 1), 2.0 * p.vp * hop * m, 0.0)
+        time["pp"] = waiting + ((p.vp > 1) & (p.pp > 1)) * (2.0 * p.vp * hop * m)
     hidden = {name: of_step * value.take(at) for name, value in hidden.items()}
     hidden["dp"] = of_step * total(work.gather_hidden)
     return Pipeline(time=time, hidden=hidden, forward=forward_max, backward=busy_max - forward_max)
@@ -130,13 +130,14 @@ def step_parts(
     pipeline = pipeline_parts(c, priced, known, recomputed)
     transfers = paid.transfers.gather(at)
     # Interleaved chunks finish their gradients one after the other while pp micro-batches drain.
-    rounds = np.where(p.vp > 1, np.minimum(p.pp, m) * (p.vp - 1) / p.vp, 1.0)
+    rounds = np.minimum(p.pp, m) * ((p.vp - 1) / p.vp)
     window = 0.9 * np.maximum(rounds, 1.0)
     times = reductions(p.sharding, m)
     exposed = transfers.exposed(c.stack, times, window * pipeline.backward, window * pipeline.forward)
     time, hidden = pipeline.time, pipeline.hidden
-    moved = np.where(c.gathers, 0.0, times * transfers.reduce + transfers.gathered) + transfers.replicas
-    exposed = np.where(c.gathers, 0.0, exposed) + beyond(transfers.replicas, window * pipeline.backward)
+    once_a_step = 1.0 - c.gathers
+    moved = once_a_step * (times * transfers.reduce + transfers.gathered) + transfers.replicas
+    exposed = once_a_step * exposed + beyond(transfers.replicas, window * pipeline.backward)
     time["dp"] = time["dp"] + exposed
     hidden["dp"] = hidden["dp"] + moved - exposed
     time["optimizer"] = transfers.optimizer

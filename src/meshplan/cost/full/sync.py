@@ -44,7 +44,8 @@ class Transfers:
 def reductions(sharding: Ints, micro_batches: Ints | Floats) -> Floats:
     """How often a step reduces gradients: with every micro-batch where they are kept sharded (ZeRO-2, whose
     ranks have no room for whole ones; arXiv 1910.02054, 5.2), otherwise once."""
-    return np.where(sharding == Sharding.ZERO2, micro_batches, 1).astype(np.float64)
+    zero2 = sharding == Sharding.ZERO2
+    return np.where(zero2, micro_batches, 1.0) if zero2.any() else np.ones(len(sharding))
 
 
 def beyond(seconds: Floats, window: Floats) -> Floats:

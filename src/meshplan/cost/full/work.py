@@ -170,7 +170,7 @@ def rank_work(c: Context, known: Paces, recomputed: Floats) -> Work:
         forward, both = forward + waits, both + host
     if c.stack.split_backward > 1.0:
         zero_bubble = np.isin(c.plans.schedule, SPLIT_BACKWARD)[:, None]
-        apart = np.where(zero_bubble, (c.stack.split_backward - 1.0) * (both - forward), 0.0)
+        apart = zero_bubble * ((c.stack.split_backward - 1.0) * (both - forward))
         host, both = apart if host is None else host + apart, both + apart
     gather = hidden = None
     if known.units is not None and c.gathers.any():
