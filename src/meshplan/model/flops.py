@@ -61,13 +61,12 @@ def visible_tokens(attention: Attention | LatentAttention, seq: int, *, causal: 
     """Keys a query meets, on average over a sequence of ``seq`` tokens.
 
     Causal: ``seq / 2``; with a sliding window w shorter than the sequence ``w − w(w−1) / 2·seq``
-    (Megatron-Bridge ``flop_utils.py``); with chunks of c tokens ``c / 2``. Not causal: ``seq``, w or c.
+    (Megatron-Bridge ``flop_utils.py``); with chunks of c tokens ``c / 2``. Not causal: ``seq``, whatever the
+    window, as torchtitan counts (``models/utils.py``, commit b5bcd76c) and PaLM's formula does.
     """
     window = attention.window
-    if window is None or window >= seq:
+    if window is None or window >= seq or not causal:
         return seq / 2 if causal else float(seq)
-    if not causal:
-        return float(window)
     if isinstance(attention, Attention) and attention.chunked:
         whole, rest = divmod(seq, window)
         return (whole * window**2 + rest**2) / (2 * seq)
@@ -141,8 +140,8 @@ def flop_per_token(
     ``causal``: Megatron-LM since March 2025 and NeMo: 3 × the forward pass, a causal query meeting half
     the sequence, the router left out. ``full``: torchtitan: 6 × the active parameters without the input
     embedding + attention over the whole sequence. ``palm``: 6N + attention over the whole sequence
-    (PaLM, appendix B). ``6n``: 6N alone. N is ``ModelParameters.active``; windows hold in every
-    convention. ``mtp`` adds the multi-token-prediction modules, ``vocab`` replaces the vocabulary.
+    (PaLM, appendix B). ``6n``: 6N alone. N is ``ModelParameters.active``; windows count in ``causal``
+    alone. ``mtp`` adds the multi-token-prediction modules, ``vocab`` replaces the vocabulary.
     Raises ``UnknownNameError`` for another convention, ``InputError`` for a ``seq`` below 1.
     """
     if convention not in CONVENTIONS:

@@ -70,6 +70,7 @@ def mfu_data(
         "gpu": gpu.name,
         "precision": precision,
         "peak_flops_per_s": peak,
+        "mtp_layers": len(model.mtp),
         "from": "tokens_per_s" if tokens_per_s is not None else "tflops",
         "conventions": rows,
     }
@@ -100,6 +101,9 @@ def mfu_text(data: Mapping[str, Any], screen: Screen) -> str:
         " and no training reaches them",
         screen.width,
     )
+    if data["mtp_layers"]:
+        text = f"multi-token prediction ({data['mtp_layers']} more layer and head) is counted in every convention"
+        lines += wrap(text + "; a source that leaves it out counts less", screen.width)
     if data["from"] == "tflops":
         text = "TFLOP/s mean other tokens/s in each convention; MFU is the same share of the peak in all"
         lines += wrap(text, screen.width)

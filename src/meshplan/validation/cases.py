@@ -10,6 +10,7 @@ from meshplan.cluster.presets import cluster_of, load_gpu
 from meshplan.cost.full.stack import Stack, load_stack
 from meshplan.errors import InputError, MeshplanError, shown
 from meshplan.model.layers import Attention, LatentAttention, Layer, Mlp, Moe
+from meshplan.model.load import load_model
 from meshplan.model.model import Model
 from meshplan.plan.kinds import CpKind, Recompute, Schedule, Sharding
 from meshplan.plan.plans import ALL_LAYERS, AUTO_LAYERS, Plan
@@ -51,6 +52,8 @@ MODULES = {
     "shared_experts": Recompute.SHARED_EXPERTS,
     "core_attn": Recompute.CORE_ATTN,
 }
+
+GPT_OSS = re.compile(r"gpt-?oss", re.IGNORECASE)
 
 EP_LEFT = 0.07 + 0.93 * 20 / 132
 """Share of the all-to-all's time that a step is longer where it runs under another micro-batch: 7 % is not
@@ -189,6 +192,10 @@ def _model(row: Row, source: Source) -> Model:
         if first and dense is None:
             raise SkippedError("ffn missing", "ffn")
         stack = (dense,) * min(first, layers) + (routed,) * (layers - first) if dense else (routed,) * layers
+    if GPT_OSS.search(row.text["model"]):
+        preset = load_model("gpt-oss-120b" if layers == 36 else "gpt-oss-20b")
+        if (len(preset.layers), preset.hidden) == (layers, hidden):
+            stack = preset.layers  # windows, sinks and biases, for which there are no columns
     tied = bool(source.tied or noted(row, r"tied emb")) and not noted(row, r"untied")
     mtp = (stack[-1],) if noted(row, r"\bMTP1?\b") and not noted(row, r"no MTP") else ()
     return Model(

@@ -85,8 +85,25 @@ class Traffic:
     backward: Floats
     reordered: Floats
     """Bytes each way of bringing a MoE layer's tokens in order, as if read at HBM's full rate."""
-    kernels: float
+    kernels: float | Floats
     """Launched in forward; backward launches about twice as many."""
+
+
+BIAS_FORWARD, BIAS_BACKWARD = 28.0, 36.0
+"""Bytes a feature of a routed token costs where Megatron weighs the bias of the experts' second product by
+the router's probabilities, expert by expert and in fp32 (``TEGroupedMLP._apply_bias`` of
+Megatron-LM d98e8a6): the product is written (4), added to the output (10), the experts' rows are put together
+(8) and cast (6); backward casts and splits (6 and 6), multiplies and sums for bias and probabilities (24)."""
+
+
+def _bias_bytes(moe: Moe, hidden: int, routed: float | Floats, stack: Stack) -> tuple[Floats, Floats]:
+    """Bytes a token that experts' biases cost forward and backward. They are added by the products, unless
+    unfused; their gradient sums over rows; Megatron weighs the second one apart."""
+    columns = np.asarray((2 if moe.gated else 1) * moe.width * routed + hidden * routed)
+    forward = columns * (0.0 if stack.fused else 4.0)
+    if stack.family != "megatron":
+        return forward, 2.0 * columns
+    return forward + BIAS_FORWARD * hidden * routed, 2.0 * columns + BIAS_BACKWARD * hidden * routed
 
 
 def reordering(stack: Stack) -> float:
@@ -113,6 +130,7 @@ def element_traffic(layer: Layer, hidden: int, keys: LayerKeys, stack: Stack) ->
     forward = np.zeros(len(keys))
     backward = np.zeros(len(keys))
     reordered = np.zeros(len(keys))
+    each: float | Floats = 0.0
     drop = 1.0 if stack.dropout else 0.0
     norm_passes = layer.norms * hidden * sigma
     adds = (int(layer.attention is not None) + int(layer.mlp is not None)) * hidden * sigma
@@ -145,15 +163,15 @@ def element_traffic(layer: Layer, hidden: int, keys: LayerKeys, stack: Stack) ->
         if keys.clamped:  # two clamps, a scale, a sigmoid and an addition more, each on its own where unfused
             forward += 20 * extra * wide
             backward += 22 * extra * wide
-        if mlp.bias:  # added by the products, unless unfused; its gradient sums over rows
-            columns = (2 if mlp.gated else 1) * wide + hidden * routed
-            forward += 4 * extra * columns
-            backward += 2 * columns
+        if mlp.bias:
+            bias_f, bias_b = _bias_bytes(mlp, hidden, routed, stack)
+            forward, backward = forward + bias_f, backward + bias_b
+            each = 3.0 * mlp.experts / keys.ep * (stack.family == "megatron")
         if mlp.shared_width:
             shared = mlp.shared_width / t
             forward += shared * (6 if mlp.gated else 4)
             backward += shared * (10 if mlp.gated else 6)
-    kernels = layer.norms + 4.0 + (8.0 if isinstance(mlp, Moe) else 1.0) + 8.0 * extra
+    kernels = layer.norms + 4.0 + (8.0 if isinstance(mlp, Moe) else 1.0) + 8.0 * extra + each
     wide_by = keys.element_bytes / 2.0
     scale = tokens * wide_by
     return Traffic(
