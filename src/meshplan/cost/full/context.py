@@ -176,7 +176,8 @@ class Context:
     def keeps_gathered(self) -> Bools:
         """Of those, the ones that gather once a step and keep the result: torchtitan does not reshard
         under a pipeline (``reshard_after_forward: default``)."""
-        return np.asarray(self.fully_sharded & (self.plans.pp > 1) & (self.stack.family == "torch"))
+        keeps = self.stack.family == "torch" and self.stack.keeps_gathered
+        return np.asarray(self.fully_sharded & (self.plans.pp > 1) & keeps)
 
     @cached_property
     def gathers(self) -> Bools:

@@ -70,6 +70,9 @@ class Stack:
     chain of separate fp32 operators (10 to 12)."""
     loss_traffic: float = 30.0
     """Bytes the loss moves for each logit, forward and backward."""
+    keeps_gathered: bool = True
+    """Of the torch family: under a pipeline FSDP gathers weights once a step and keeps them (torchtitan),
+    instead of once a micro-batch."""
     keeps_exchanged: bool = True
     """Of the torch family: checkpointing by operator keeps what experts' all-to-alls bring (torchtitan does
     since September 2025)."""
