@@ -142,7 +142,7 @@ class TestJson:
         assert data["cluster"]["gpus"] == 64
         assert data["workload"] == {
             "seq": 8192, "gbs": 512, "tokens": 4194304, "precision": "bf16", "offload": "none",
-            "moe_imbalance": None, "capacity_factor": None,
+            "offload_fraction": 1.0, "moe_imbalance": None, "capacity_factor": None,
         }  # fmt: skip
         wanted = {
             "rank", "tp", "cp", "pp", "dp", "mbs", "mfu", "step_s", "tokens_per_s_per_gpu", "memory_bytes",

@@ -14,7 +14,14 @@ import pytest
 from meshplan.cli import main
 from meshplan.cli.app import COMMANDS, build
 
-QUESTION = {"--offload", "--moe-imbalance", "--capacity-factor", "--precision", "--stack"}
+QUESTION = {
+    "--offload",
+    "--offload-fraction",
+    "--moe-imbalance",
+    "--capacity-factor",
+    "--precision",
+    "--stack",
+}
 """What the software and a step do: every command that prices a plan must be told."""
 ONE_PLAN = QUESTION | {"--framework", "--order"}
 SEARCH = ONE_PLAN | {"--objective", "--space"}
@@ -56,6 +63,8 @@ HABITS = [
     "2.5",
     "--offload",
     "optimizer",
+    "--offload-fraction",
+    "0.5",
     "--precision",
     "fp8",
 ]
@@ -63,7 +72,9 @@ MORE = [*HABITS, "--stack", "megatron-bridge", "--framework", "megatron", "--ord
 JOB = """
 model: mixtral-8x7b
 cluster: {gpu: h100-sxm, gpus: 16}
-workload: {seq: 4096, gbs: 64, precision: fp8, moe_imbalance: 1.3, capacity_factor: 2.5, offload: optimizer}
+workload:
+  {seq: 4096, gbs: 64, precision: fp8, moe_imbalance: 1.3, capacity_factor: 2.5, offload: optimizer,
+   offload_fraction: 0.5}
 space: {order: tp-cp-ep-pp-dp}
 framework: megatron
 stack: megatron-bridge
@@ -111,10 +122,11 @@ def test_no_option_is_without_effect(i: int, capsys: pytest.CaptureFixture[str])
     value = "torchtitan" if flag == "--framework" else value
     if flag == "--capacity-factor":
         value = "1.5"
-    estimate = asked(capsys, "estimate", *BASE, *PLAN, flag, value)["step_s"]
-    timeline = asked(capsys, "timeline", *BASE, *PLAN, flag, value)["step_s"]
+    alone = ["--offload", "optimizer", flag, value] if flag == "--offload-fraction" else [flag, value]
+    estimate = asked(capsys, "estimate", *BASE, *PLAN, *alone)["step_s"]
+    timeline = asked(capsys, "timeline", *BASE, *PLAN, *alone)["step_s"]
     assert estimate == timeline
-    assert estimate != asked(capsys, "estimate", *BASE, *PLAN)["step_s"]
+    assert estimate != asked(capsys, "estimate", *BASE, *PLAN, *alone[:-2])["step_s"]
 
 
 # ── what is printed to ask again ─────────────────────────────────────────────────────────────────

@@ -93,6 +93,34 @@ def test_written_and_read_back(capsys, tmp_path, target, file):
     assert found["workload"]["capacity_factor"] == (None if target == "deepspeed" else 1.25)
 
 
+@pytest.mark.parametrize(
+    ("target", "file", "sharding"),
+    [("megatron", "megatron.args", "zero1"), ("megatron-bridge", "meshplan_recipe.py", "zero1"),
+     ("deepspeed", "ds_config.json", "zero3")],
+)  # fmt: skip
+def test_a_part_is_written_and_read_back(capsys, tmp_path, target, file, sharding):
+    """Megatron-Core's optimizer_offload_fraction; DeepSpeed's ratio, "only valid with ZeRO Stage 3"."""
+    line = f"export {DENSE} --offload optimizer --offload-fraction 0.25 --to {target} --out {tmp_path}"
+    data = asked(capsys, f"{line} --sharding {sharding}")
+    assert not {note["part"] for note in data["notes"]} & {"offload", "offload fraction"}
+    found = asked(capsys, f"read {tmp_path / file}", (0, 1))["workload"]
+    assert (found["offload"], found["offload_fraction"]) == ("optimizer", 0.25)
+
+
+def test_deepspeed_offloads_a_part_with_zero_3_only(capsys, tmp_path):
+    line = f"export {DENSE} --offload optimizer --offload-fraction 0.25 --to deepspeed --sharding zero2"
+    data = asked(capsys, f"{line} --out {tmp_path}")
+    notes = {note["part"]: note["written"] for note in data["notes"]}
+    assert notes["offload fraction"] == "1"
+
+
+def test_a_part_of_the_optimizer_leaves_the_gpu(capsys):
+    """Twelve bytes of 6.74 B parameters over eight GPUs are 10.1 GB, of which a quarter leaves."""
+    run = "estimate llama-2-7b --gpu h100-sxm --gpus 8 --seq 4096 --gbs 64"
+    data = asked(capsys, f"{run} --offload optimizer --offload-fraction 0.25")
+    assert data["memory"]["optimizer"] == pytest.approx(0.75 * 12 * 6_738_415_616 / 8, rel=0.001)
+
+
 def test_targets_without_it_say_so_and_are_priced_without(capsys, tmp_path):
     data = asked(capsys, f"export {DENSE} --offload optimizer --to torchtitan --out {tmp_path}")
     assert [n["written"] for n in data["notes"] if n["part"] == "offload"] == ["none"]
@@ -127,6 +155,8 @@ def test_experts_beyond_the_mean(capsys):
     [
         ("--moe-imbalance 0.5", "moe_imbalance must be from 1 to 1,000, not 0.5"),
         ("--capacity-factor nan", "--capacity-factor must be a positive number like 1.25, not 'nan'"),
+        ("--offload-fraction 0.5", "offload_fraction says how much of offload"),
+        ("--offload optimizer --offload-fraction 2", "offload_fraction must be above 0 and at most 1, not 2"),
         ("--offload weights", "--offload 'weights' is not one of none, optimizer"),
     ],
 )

@@ -133,8 +133,8 @@ def test_megatron_6314_zero2_that_holds_more_than_zero1(
 def test_automodel_2673_smaller_micro_batches(capsys: pytest.CaptureFixture[str]) -> None:
     """Llama 3.3 70B over 32 H100 with pp 8, interleaved, and four sequences a micro-batch runs out of memory
     as the first backward starts, on the last stage: 73.15 GiB are allocated, of which 70.55 B × 8 B / 32 =
-    17.6 GB are states and about 52 GB activations, and the 1.96 GiB of the head's weights are not to be had. A
-    smaller micro-batch fits."""
+    17.6 GB are states and about 52 GB activations, and the 1.96 GiB of the head's weights are not to be had.
+    A smaller micro-batch fits."""
     run = "llama-3.3-70b --gpu h100-sxm --gpus 32 --seq 1024 --gbs 128 --pp 8 --vp 2 --layout 5x16"
     run += " --stack automodel-bf16 --sharding zero3"
     four = asked(capsys, f"estimate {run} --mbs 4", (1,))

@@ -51,7 +51,7 @@ def test_the_page_opens_with_a_question_that_can_be_asked() -> None:
 
 HABITS = {
     "model": "mixtral-8x7b", "gpus": "16", "seq": "4096", "gbs": "64", "precision": "fp8",
-    "offload": "optimizer",
+    "offload": "optimizer", "offload_fraction": "0.5",
     "moe_imbalance": "1.8", "capacity_factor": "1.5", "stack": "megatron-bridge", "framework": "megatron",
     "objective": "memory", "space": "plain",
 }  # fmt: skip
@@ -69,7 +69,15 @@ def test_a_question_is_asked_alike_by_address_job_file_and_command_line(
     for words in (["plan", str(job)], shlex.split(command)[1:]):
         assert main([*words, "--json"]) == 0
         assert [plan["step_s"] for plan in json.loads(capsys.readouterr().out)["plans"]] == steps
-    for key in ("precision", "offload", "moe_imbalance", "capacity_factor", "stack", "objective"):
+    for key in (
+        "precision",
+        "offload",
+        "offload_fraction",
+        "moe_imbalance",
+        "capacity_factor",
+        "stack",
+        "objective",
+    ):
         gone = (key, "capacity_factor") if key == "moe_imbalance" else (key,)  # the smaller of the two counts
         without = {name: value for name, value in HABITS.items() if name not in gone}
         other = ranked(question_of(address(**without)), advise=False).costs

@@ -60,7 +60,9 @@ def as_run(setting: Setting, lost: Iterable[str]) -> Setting:
     """The question as it is run without these parts of the workload."""
     workload, lost = setting.workload, set(lost)
     if "offload" in lost:
-        workload = replace(workload, offload="none")
+        workload = replace(workload, offload="none", offload_fraction=1.0)
+    if "offload fraction" in lost:
+        workload = replace(workload, offload_fraction=1.0)
     if "capacity factor" in lost:
         workload = replace(workload, capacity_factor=None)
     return setting._replace(workload=workload)

@@ -79,6 +79,10 @@ class _Habits:
             metavar="WHAT", help="optimizer: its states in host memory, stepped by the host (default: none)."
         ),
     ] = None
+    offload_fraction: Annotated[
+        Factor,
+        Parameter(help="How much of the optimizer's states --offload optimizer takes (default: all, 1)."),
+    ] = None
     moe_imbalance: Annotated[
         Factor,
         Parameter(
@@ -211,7 +215,7 @@ ObjectiveName = Annotated[
 ]
 
 
-HABITS = ("offload", "moe_imbalance", "capacity_factor")
+HABITS = ("offload", "offload_fraction", "moe_imbalance", "capacity_factor")
 """Flags of a workload beside its size and precision."""
 
 

@@ -11,6 +11,7 @@ A complete example::
       gbs: 512
       precision: bf16                 # may be left out
       offload: optimizer              # may be left out: none
+      offload_fraction: 0.5           # may be left out: 1, all of it
       moe_imbalance: 1.2              # may be left out: 1
     space:                            # may be left out: every sensible value
       tp: [2, 4, 8]
@@ -72,6 +73,7 @@ WORKLOAD: Mapping[str, Callable[[str, str], Any]] = {
     "gbs": read_count,
     "precision": lambda text, what: text,
     "offload": read_word(OFFLOADS),
+    "offload_fraction": read_factor,
     "moe_imbalance": read_factor,
     "capacity_factor": read_factor,
 }

@@ -236,7 +236,7 @@ def _host_and_capacity(fitting: Fitting) -> dict[str, Any]:
     workload, found = fitting.job.setting.workload, dict[str, Any]()
     if workload.offload == "optimizer" and can_offload(fitting.plan):
         found["optimizer.optimizer_cpu_offload"] = True
-        found["optimizer.optimizer_offload_fraction"] = 1.0
+        found["optimizer.optimizer_offload_fraction"] = workload.offload_fraction
         found["optimizer.use_precision_aware_optimizer"] = True
     if workload.capacity_factor is not None:
         found["model.moe_expert_capacity_factor"] = workload.capacity_factor

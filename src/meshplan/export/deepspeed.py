@@ -88,6 +88,8 @@ def fit_deepspeed(fitting: Fitting) -> None:
         )  # fmt: skip
     if fitting.plan.sharding is Sharding.DDP:
         fitting.keep_on_gpu("DeepSpeed offloads the optimizer of ZeRO only")
+    elif fitting.plan.sharding is not Sharding.ZERO3:
+        fitting.offload_all("DeepSpeed offloads a part of the optimizer with ZeRO-3 only")
     fitting.drop_capacity("DeepSpeed's configuration has none; its MoE layer takes it in the script")
     fit_whole_recompute(fitting, "DeepSpeed")
     fitting.default_order("DeepSpeed places tp inside dp inside pp")
@@ -113,6 +115,8 @@ def configuration(job: Job, plan: Plan) -> dict[str, Any]:
         zero |= {"overlap_comm": True, "contiguous_gradients": True, "reduce_scatter": True}
         if workload.offload == "optimizer":
             zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+            if plan.sharding is Sharding.ZERO3 and workload.offload_fraction < 1:
+                zero["offload_optimizer"]["ratio"] = workload.offload_fraction
     found: dict[str, Any] = {
         "train_batch_size": workload.gbs,
         "train_micro_batch_size_per_gpu": plan.mbs,

@@ -41,6 +41,7 @@ class Found:
     """Micro-batches of a data-parallel rank in a step."""
     precision: str | None = None
     offload: str | None = None
+    offload_fraction: float | None = None
     moe_imbalance: float | None = None
     capacity_factor: float | None = None
     connections: str | None = None

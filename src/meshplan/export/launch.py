@@ -128,6 +128,12 @@ class Fitting:
         if self.job.setting.workload.offload == "optimizer":
             self.say("offload", "optimizer", "none", why)
 
+    def offload_all(self, why: str) -> None:
+        """The target offloads all of the optimizer's states, where the workload asks for a part."""
+        share = self.job.setting.workload.offload_fraction
+        if share != 1:
+            self.say("offload fraction", f"{share:g}", "1", why)
+
     def drop_capacity(self, why: str) -> None:
         """The target has no capacity of experts, where the workload asks for it."""
         capacity = self.job.setting.workload.capacity_factor

@@ -218,11 +218,12 @@ def can_offload(plan: Plan) -> bool:
 
 
 def offload_options(fitting: Fitting) -> list[Option]:
-    """All of the optimizer's states in host memory, where the workload asks for it."""
-    if fitting.job.setting.workload.offload != "optimizer" or not can_offload(fitting.plan):
+    """The optimizer's states in host memory, as far as the workload asks for it."""
+    workload = fitting.job.setting.workload
+    if workload.offload != "optimizer" or not can_offload(fitting.plan):
         return []
     return [
-        ("--optimizer-cpu-offload",), ("--optimizer-offload-fraction", "1.0"),
+        ("--optimizer-cpu-offload",), ("--optimizer-offload-fraction", str(workload.offload_fraction)),
         ("--use-precision-aware-optimizer",),
     ]  # fmt: skip
 

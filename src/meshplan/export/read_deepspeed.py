@@ -90,6 +90,9 @@ def _zero(zero: Settings, found: Found) -> None:
     device = Settings(table(zero.values, "offload_optimizer")).text("device")
     if device not in (None, "none"):
         found.offload = "optimizer"
+        share = Settings(table(zero.values, "offload_optimizer")).number("ratio", 0.0, 1.0)
+        if share is not None and sharding is Sharding.ZERO3 and share > 0:
+            found.offload_fraction = share
         if sharding is Sharding.DDP:
             found.problems.append("offload_optimizer needs zero_optimization.stage 1 or more")
         if device != "cpu":

@@ -127,10 +127,8 @@ def _offload(args: Settings, found: Found) -> None:
         found.problems.append("--use-precision-aware-optimizer needs --use-distributed-optimizer")
     share = args.number("--optimizer-offload-fraction", 0.0, 1.0)
     share = float(found.default("offloaded share", 1.0)) if share is None else share
-    found.offload = "optimizer" if share >= 0.5 else "none"
-    if 0 < share < 1:
-        priced = "all" if share >= 0.5 else "none"
-        found.notes.append(f"{share:.0%} of the optimizer's states are offloaded; {priced} is priced")
+    if share > 0:
+        found.offload, found.offload_fraction = "optimizer", share
 
 
 def _capacity(args: Settings, found: Found) -> None:

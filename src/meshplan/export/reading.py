@@ -38,6 +38,7 @@ class Given:
     gbs: int | None = None
     precision: str | None = None
     offload: str | None = None
+    offload_fraction: float | None = None
     moe_imbalance: float | None = None
     capacity_factor: float | None = None
 
@@ -252,11 +253,15 @@ def _workload(found: Found, given: Given, columns: dict[str, Any]) -> Workload:
     if gbs is None:
         steps = found.accumulation or found.default("gradient accumulation", 1)
         gbs = found.default("gbs", columns["mbs"] * columns["dp"] * int(steps))
+    offload = given.offload or found.offload or "none"
     return Workload(
         seq=int(seq),
         gbs=int(gbs),
         precision=given.precision or found.precision or "bf16",
-        offload=given.offload or found.offload or "none",
+        offload=offload,
+        offload_fraction=given.offload_fraction
+        or (found.offload_fraction if offload != "none" else None)
+        or 1,
         moe_imbalance=given.moe_imbalance or found.moe_imbalance,
         capacity_factor=given.capacity_factor or found.capacity_factor,
     )

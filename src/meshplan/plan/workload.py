@@ -23,16 +23,17 @@ class Workload:
 
     ``seq``: tokens in a sequence; ``gbs``: sequences in the global batch; ``precision``: of the
     matrix multiplications; ``offload``: what host memory holds, ``optimizer`` for master weights and
-    moments, which the host then steps. ``moe_imbalance``: tokens of the fullest expert rank over the mean
-    (``None``: as the software stack has it, 1 unless it says another: published benchmarks force balance).
-    ``capacity_factor``: tokens an expert takes at most, over the mean; it pads up to that, or drops what is
-    above. Raises ``InputError`` for values outside their range and unknown names.
+    moments, which the host then steps, and ``offload_fraction`` how much of them. ``moe_imbalance``:
+    tokens of the fullest expert rank over the mean (``None``: as the software stack has it, 1 unless it
+    says another: published benchmarks force balance). ``capacity_factor``: tokens an expert takes at most,
+    over the mean; it pads up to that, or drops what is above. Raises ``InputError`` for values outside their range and unknown names.
     """
 
     seq: int
     gbs: int
     precision: str = "bf16"
     offload: str = "none"
+    offload_fraction: float = 1.0
     moe_imbalance: float | None = None
     capacity_factor: float | None = None
 
@@ -45,6 +46,10 @@ class Workload:
             raise InputError(f"precision must be one of {', '.join(PRECISIONS)}, not '{self.precision}'")
         if self.offload not in OFFLOADS:
             raise InputError(f"offload must be one of {', '.join(OFFLOADS)}, not '{self.offload}'")
+        if not 0 < self.offload_fraction <= 1:  # NaN is not
+            raise InputError(f"offload_fraction must be above 0 and at most 1, not {self.offload_fraction:g}")
+        if self.offload == "none" and self.offload_fraction != 1:
+            raise InputError("offload_fraction says how much of offload: optimizer, and nothing is offloaded")
         for field, least in (("moe_imbalance", 1.0), ("capacity_factor", 0.1)):
             factor = getattr(self, field)
             if factor is not None and not (math.isfinite(factor) and least <= factor <= MOST_IMBALANCE):

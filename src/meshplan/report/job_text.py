@@ -105,8 +105,9 @@ def _names(space: Space, cost_model: str | None, stack: str | None, objective: O
 
 def _said(workload: Workload) -> dict[str, Any]:
     """Precision, and what else is not as usual."""
-    more = {"offload": workload.offload if workload.offload != "none" else None}
-    more |= {"moe_imbalance": workload.moe_imbalance, "capacity_factor": workload.capacity_factor}  # type: ignore[dict-item]
+    more: dict[str, Any] = {"offload": workload.offload if workload.offload != "none" else None}
+    more["offload_fraction"] = workload.offload_fraction if workload.offload_fraction != 1 else None
+    more |= {"moe_imbalance": workload.moe_imbalance, "capacity_factor": workload.capacity_factor}
     return {"precision": workload.precision} | {name: v for name, v in more.items() if v is not None}
 
 

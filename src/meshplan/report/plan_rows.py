@@ -161,6 +161,7 @@ def workload_data(workload: Workload) -> dict[str, Any]:
         "tokens": workload.tokens,
         "precision": workload.precision,
         "offload": workload.offload,
+        "offload_fraction": workload.offload_fraction,
         "moe_imbalance": workload.moe_imbalance,
         "capacity_factor": workload.capacity_factor,
     }
@@ -170,7 +171,8 @@ def workload_words(workload: Workload) -> str:
     """The workload in a line; what is as usual is left out."""
     words = [f"seq {workload.seq:,}", f"gbs {workload.gbs:,}", workload.precision]
     if workload.offload == "optimizer":
-        words.append("optimizer in host memory")
+        share = "" if workload.offload_fraction == 1 else f"{workload.offload_fraction:.3g} of the "
+        words.append(f"{share}optimizer in host memory")
     if workload.moe_imbalance is not None:
         words.append(f"MoE imbalance {workload.moe_imbalance:g}")
     if workload.capacity_factor is not None:
@@ -185,6 +187,7 @@ def workload_of(data: Mapping[str, Any]) -> Workload:
         gbs=data["gbs"],
         precision=data["precision"],
         offload=data.get("offload", "none"),
+        offload_fraction=data.get("offload_fraction", 1.0),
         moe_imbalance=data.get("moe_imbalance"),
         capacity_factor=data.get("capacity_factor"),
     )

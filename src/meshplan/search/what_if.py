@@ -169,7 +169,7 @@ def _workload(case: Case, name: str, value: str) -> tuple[Case, Changed]:
         workload = replace(case.workload, precision=value.lower())
         case.cluster.gpu.peak(workload.precision)
     elif name == "offload":
-        workload = replace(case.workload, offload=value.lower())
+        workload = replace(case.workload, offload=value.lower(), offload_fraction=1.0)
     else:
         counts: dict[str, Any] = {name: _count(name, old, value)}
         workload = replace(case.workload, **counts)

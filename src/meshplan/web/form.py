@@ -110,6 +110,7 @@ def _step(values: Mapping[str, str], words: Words) -> list[Html]:
         _number("gbs", values, words, required=True),
         _labelled(words("form.precision"), precision),
         _labelled(words("form.offload"), _select("offload", OFFLOADS, values.get("offload", "none"))),
+        _text("offload_fraction", values, words, "0.5"),
         _text("moe_imbalance", values, words, "1.2"),
         _text("capacity_factor", values, words, "1.25"),
         _labelled(

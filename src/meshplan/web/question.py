@@ -42,7 +42,7 @@ from meshplan.web.packed import MOST_CHARACTERS, unpack
 
 QUESTION = (
     "model", "name", "config", "cluster", "gpu", "gpus", "gpus_per_node", "nic", "memory", "seq", "gbs",
-    "precision", "offload", "moe_imbalance", "capacity_factor", "stack",
+    "precision", "offload", "offload_fraction", "moe_imbalance", "capacity_factor", "stack",
 )  # fmt: skip
 SLIDERS: Mapping[str, tuple[float, float]] = {
     "gpus": (3, 1), "nic": (3, 0.5), "memory": (2, 0.25), "seq": (4, 1), "gbs": (4, 1),
@@ -187,6 +187,8 @@ def question_of(address: Address, *, sliders: bool = True) -> Asked:
         numbers = {name: _scaled(number, _log(values, name)) for name, number in numbers.items()}
         cluster = _slid(cluster, values)
     said: dict[str, Any] = {name: WORKLOAD[name](values[name], name) for name in HABITS if name in values}
+    if said.get("offload", "none") == "none":
+        said.pop("offload_fraction", None)  # the form's other field may still hold it
     workload = Workload(
         seq=numbers["seq"], gbs=numbers["gbs"], precision=values.get("precision", "bf16"), **said
     )

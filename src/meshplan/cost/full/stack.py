@@ -216,7 +216,7 @@ class Stack:
         """The stack as it trains in the workload's precision, with its offload and its load of experts."""
         stack = self.for_precision(workload.precision)
         if workload.offload == "optimizer":
-            stack = replace(stack, offloaded=1.0)
+            stack = replace(stack, offloaded=workload.offload_fraction)
         load = workload.expert_load
         return stack if load is None else replace(stack, moe_imbalance=load)
 
