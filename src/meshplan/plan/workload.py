@@ -25,8 +25,9 @@ class Workload:
     matrix multiplications; ``offload``: what host memory holds, ``optimizer`` for master weights and
     moments, which the host then steps, and ``offload_fraction`` how much of them. ``moe_imbalance``:
     tokens of the fullest expert rank over the mean (``None``: as the software stack has it, 1 unless it
-    says another: published benchmarks force balance). ``capacity_factor``: tokens an expert takes at most,
-    over the mean; it pads up to that, or drops what is above. Raises ``InputError`` for values outside their range and unknown names.
+    says another: published benchmarks force balance). ``capacity_factor``: tokens an expert takes at
+    most, over the mean; it pads up to that, or drops what is above. Raises ``InputError`` for values
+    outside their range and unknown names.
     """
 
     seq: int
