@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from meshplan.cluster.presets import cluster_of
-from meshplan.cost.full.cut import BOTH_WAYS, FOLDED, LOOPED, best_cut
+from meshplan.cost.full.cut import BOTH_WAYS, FOLDED, LOOPED, best_cut, least_busiest
 from meshplan.cost.full.model import FullModel
 from meshplan.model.load import load_model
 from meshplan.plan.kinds import Schedule
@@ -110,3 +110,28 @@ def test_plans_of_a_table_get_their_own() -> None:
     assert [p.layout for p in costs.plans] == [
         (7, *[8] * 14, 7), (0, *[1] * 126, 0), None, None, (30, 32, 32, 32)
     ]  # fmt: skip
+
+
+SMALL = [(6, 3, 1), (7, 3, 1), (8, 4, 1), (6, 2, 2), (7, 2, 2), (8, 2, 2)]
+
+
+@pytest.mark.parametrize(("layers", "pp", "vp"), SMALL)
+@pytest.mark.parametrize("ends", [(0, 0), (0, 6), (2, 18), (0, 40)])
+def test_no_cut_has_a_less_busy_busiest_rank_than_is_taken_for_possible(layers, pp, vp, ends):
+    """Every cut of a few layers, counted out, against the bound that ends the search for a better one."""
+    embedding, head = ends
+    home = [stage % pp for stage in range(pp * vp)]
+    found = []
+    for cut in itertools.product(range(layers + 1), repeat=pp * vp):
+        if sum(cut) != layers:
+            continue
+        busy = [0] * pp
+        for rank, count in zip(home, cut, strict=True):
+            busy[rank] += 16 * count
+        busy[home[0]] += embedding
+        busy[home[-1]] += head
+        found.append(max(busy))
+    ideal = (16 * layers + embedding + head) / pp
+    bound = least_busiest([16.0] * layers, ideal, home, embedding, head)
+    assert ideal <= bound <= min(found)
+    assert bound == min(found)  # and no lower than it need be

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate, pairwise
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -97,12 +98,14 @@ def best_cut(costs: Layout, kinds: Layout, pp: int, vp: int, shape: int) -> Layo
 
     divides = len(layers) % stages == 0
     ideal = (sum(layers) + embedding + head) / ranks
+    bound = least_busiest(layers, ideal, home, embedding, head)
     best: Layout | None = even_layout(len(layers), stages) if len(layers) >= stages else None
     least = np.inf if best is None else cost(best)
     even = best
     # From simple to involved: each must be worth it, and nothing beats equal ranks.
     for kind in ("stage", "rank", "rounds") if turns > 1 and not folded else ("rank",):
-        if least <= ideal * (1 + WORTH / 2):
+        gain = WORTH if divides and best is even else 1e-9
+        if least <= ideal * (1 + WORTH / 2) or bound >= least * (1 - gain):
             break
         if kind == "stage":
             split = best_split(layers, ranks=stages, **ends)
@@ -111,12 +114,31 @@ def best_cut(costs: Layout, kinds: Layout, pp: int, vp: int, shape: int) -> Layo
         else:
             split = best_rounds(layers, ranks=ranks, vp=turns, **ends)
         assert split is not None  # without a memory limit there is always one
-        gain = WORTH if divides and best is even else 1e-9
         if (found := cost(split.counts)) < least * (1 - gain):
             best, least = split.counts, found
     if best is None or (divides and best is even):
         return None
     return _lean(layers, best, least, float(embedding), float(head)) if turns == 1 else best
+
+
+def least_busiest(
+    layers: list[float], ideal: float, home: list[int], embedding: float, head: float
+) -> float:
+    """What no cut's busiest rank has less than: equal layers come whole, beside the ends on their ranks. The
+    pace of a looped pipeline is no less than the work of any of its ranks either."""
+    one, ranks = layers[0], max(home) + 1
+    if one <= 0 or any(layer != one for layer in layers):
+        return ideal
+    ends = [0.0] * ranks
+    ends[home[0]] += embedding
+    ends[home[-1]] += head
+
+    def room(most: float) -> int:
+        return sum(int((most - end) / one + 1e-9) for end in ends if end <= most)
+
+    # The busiest rank has whole layers beside one of the ends.
+    tried = (end + one * (k + max(ceil((ideal - end) / one), 0)) for end in set(ends) for k in range(3))
+    return min((most for most in sorted(tried) if room(most) >= len(layers)), default=ideal)
 
 
 def _lean(layers: list[float], cut: Layout, bound: float, embedding: float, head: float) -> Layout:
