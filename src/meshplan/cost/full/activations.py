@@ -7,7 +7,7 @@ its log-sum-exp, both sides of the activation function). bf16 tensors have 2 byt
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,8 +20,7 @@ from meshplan.plan.kinds import CpKind, Recompute
 FP8_STORED = ("fp8", "mxfp8", "nvfp4")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LayerActivations:
+class LayerActivations(NamedTuple):
     """Bytes of one micro-batch, an entry a key. ``kept`` stays from forward to backward as planned;
     ``full`` is what the layer keeps when nothing is recomputed (the workspace while a layer that is
     recomputed runs backward); ``input`` is what a wholly recomputed layer keeps; ``workspace`` is the

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,8 +11,7 @@ from meshplan.cost.full.distinct import Alike, alike
 from meshplan.cost.full.layers import Priced
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Likeness:
+class Likeness(NamedTuple):
     """The kinds of plans in a table, from three sides."""
 
     worked: Alike

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,8 +19,7 @@ from meshplan.plan.kinds import CpKind
 from meshplan.plan.plans import Ints
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LayerComm:
+class LayerComm(NamedTuple):
     """Seconds by dimension: exposed in forward and backward, and hidden under computing."""
 
     forward: dict[str, Floats]

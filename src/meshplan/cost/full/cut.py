@@ -121,9 +121,7 @@ def best_cut(costs: Layout, kinds: Layout, pp: int, vp: int, shape: int) -> Layo
     return _lean(layers, best, least, float(embedding), float(head)) if turns == 1 else best
 
 
-def least_busiest(
-    layers: list[float], ideal: float, home: list[int], embedding: float, head: float
-) -> float:
+def least_busiest(layers: list[float], ideal: float, home: list[int], embedding: float, head: float) -> float:
     """What no cut's busiest rank has less than: equal layers come whole, beside the ends on their ranks. The
     pace of a looped pipeline is no less than the work of any of its ranks either."""
     one, ranks = layers[0], max(home) + 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,8 +13,7 @@ from meshplan.cost.full.narrow import rows
 from meshplan.plan.plans import Ints
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Units:
+class Units(NamedTuple):
     """Seconds FSDP's transfers of one micro-batch take, (kinds of plans, types); 0 where there are none."""
 
     gather: Floats

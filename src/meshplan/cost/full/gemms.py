@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,8 +12,7 @@ from meshplan.cost.full.stack import Stack
 from meshplan.model.layers import LatentAttention, Layer, Mlp, Moe
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Gemm:
+class Gemm(NamedTuple):
     """One product of an (m × k) and a (k × n) matrix; ``batch`` of them in one grouped kernel."""
 
     name: str
@@ -77,8 +75,7 @@ def mlp_gemms(layer: Layer, hidden: int, keys: LayerKeys, stack: Stack) -> list[
     return gemms
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Traffic:
+class Traffic(NamedTuple):
     """Bytes element-wise operators move through HBM for one micro-batch, and how many kernels they are."""
 
     forward: Floats

@@ -6,8 +6,7 @@ layer's GPU time is the sum of its kernels and of the transfers nothing hides.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -38,8 +37,7 @@ FP32_SUM = 10.0
 PARTS = ("matmul", "attention", "elementwise", "tp", "cp", "ep")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LayerTime:
+class LayerTime(NamedTuple):
     """Seconds by part (``PARTS``), an entry a key. ``weight`` is the part of ``backward`` that only
     weight gradients need; ``selective`` is what recomputing the chosen modules adds; ``whole`` what
     recomputing the layer adds; ``hidden`` the transfers that computing hides."""

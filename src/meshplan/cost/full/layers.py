@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,8 +26,7 @@ from meshplan.model.layers import Attention, LatentAttention
 from meshplan.plan.plans import Ints
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ends:
+class Ends(NamedTuple):
     """Embedding on the first rank; final norm, head and loss on the last: seconds by key.
 
     ``logits``: how many logits a rank computes for one micro-batch.

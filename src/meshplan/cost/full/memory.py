@@ -8,7 +8,8 @@ with, where the layer is recomputed, everything it would otherwise have kept.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -48,8 +49,7 @@ _Pick = Callable[[Floats], Floats]
 """What a table of distinct rows says of every plan."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Peak:
+class Peak(NamedTuple):
     """Peak memory of every rank type of every plan: the rank type that is fullest, and the layers each
     rank recomputes. Parts are kept for distinct rows and worked out on demand."""
 
@@ -200,8 +200,7 @@ def gather_buffers(c: Context) -> Floats:
     return np.where(c.gathers, 2.0 * (unit + np.maximum(unit, c.vocabulary_parameters)), 0.0)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Held:
+class _Held(NamedTuple):
     """(rows, types): what follows from layers, split, schedule and micro-batches. ``kept`` and
     ``inputs`` are of all micro-batches alive, with nothing or everything recomputed."""
 
@@ -299,8 +298,7 @@ def host_bytes(c: Context) -> float:
     return float(np.max(np.where(c.ranks > 0, away, 0.0)))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Holdings:
+class Holdings(NamedTuple):
     """What the plans of a table hold, for each kind of plan (``alike.Likeness``), (kinds, types); and what
     follows from that with fragmentation."""
 

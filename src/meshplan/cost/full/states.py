@@ -8,7 +8,7 @@ that hold the same expert, everything else over dp · cp.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,8 +18,7 @@ from meshplan.plan.kinds import Sharding
 from meshplan.plan.plans import Ints
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class States:
+class States(NamedTuple):
     """Bytes that stay on a rank all step long."""
 
     weights: Floats

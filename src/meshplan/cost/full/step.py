@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -39,8 +39,7 @@ def _part_sums(c: Context, priced: Priced) -> tuple[dict[str, Floats], dict[str,
     return parts, hidden
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Pipeline:
+class Pipeline(NamedTuple):
     """Seconds of a step that micro-batches fill, for each plan: by part, hidden transfers, and how long
     the slowest rank's forward and backward of one micro-batch are."""
 
@@ -103,8 +102,7 @@ def shards_of(c: Context) -> Shards:
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Once:
+class Once(NamedTuple):
     """What a step pays once, for each kind of plan."""
 
     transfers: Transfers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,8 +22,7 @@ SPLIT_BACKWARD = (Schedule.ZB_H1, Schedule.ZB_V, Schedule.DUALPIPE_V)
 """Schedules that compute weight gradients apart from those of inputs."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Work:
+class Work(NamedTuple):
     """Seconds one micro-batch costs each rank type, (plans, types)."""
 
     busy: Floats
@@ -37,8 +36,7 @@ class Work:
     gather_hidden: Floats | None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _GpuTime:
+class _GpuTime(NamedTuple):
     """What layers and split alone decide, (kinds of plans, types): GPU seconds of one micro-batch with
     nothing recomputed, what recomputing adds, and the host's seconds for the layers' forward pass."""
 
@@ -113,8 +111,7 @@ def runs_ahead(c: Context) -> bool:
     return not c.stack.synchronous and not any(isinstance(kind.mlp, Moe) for kind in c.kinds)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Paces:
+class Paces(NamedTuple):
     """What the seconds of a table's plans are put together from, for each kind of plan."""
 
     gpu: _GpuTime
@@ -127,7 +124,7 @@ class Paces:
 
     def take(self, rows: slice) -> Paces:
         """The same for some rows."""
-        return replace(self, of_gpu=self.of_gpu[rows], of_hop=self.of_hop[rows], of_units=self.of_units[rows])
+        return self._replace(of_gpu=self.of_gpu[rows], of_hop=self.of_hop[rows], of_units=self.of_units[rows])
 
 
 def paces(c: Context, priced: Priced, kinds: Likeness | None = None) -> Paces:
