@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 from meshplan.calibrate.from_results import read_cases
 from meshplan.calibrate.profile import calibration
 from meshplan.calibrate.samples import read_samples
-from meshplan.calibrate.stack_fit import Case, StackFit, fit_stack, prices
+from meshplan.calibrate.stack_fit import Case, StackFit, fit_stack, prices, scalars
 from meshplan.calibrate.write import profile_path, write
 from meshplan.cluster.cluster import Cluster
 from meshplan.cluster.files import cluster_of_table
@@ -145,17 +145,26 @@ def halves(path: Path, cases: Sequence[Case]) -> tuple[list[float], list[float]]
 
 
 def order_rows(folder: Path) -> dict[str, Any]:
-    """TP inside the hosts against TP across them."""
+    """TP inside the hosts against TP across them; the stack's scalars are fitted on the other plans."""
     samples, about = read_samples(folder / "samples.json")
     path = folder / "box4.yaml"
     box = write(calibration(samples, about, name="box4", profile_file=profile_path(path).name), path)
     cases = read_cases([folder / "results.jsonl"], box)
-    inside = next(c for c in cases if c.order[0] == "tp")
-    across = next(c for c in cases if c.order[0] != "tp")
-    said = prices([inside, across], box, load_stack(STACK))
+    results = read(folder / "results.jsonl")
+    inside, across = (next(c for c in cases if c.label == name) for name in ("tp inside", "tp across"))
+    steps = [[s for r in results if r.label == c.label for s in r.steps_s] for c in (inside, across)]
+    others = [c for c in cases if c not in (inside, across)]
+    start, values = scalars(others, box, load_stack(STACK))
+    curves = prices([inside, across], box, start)
+    said = prices([inside, across], box, replace(start, **values))
     seen, told = across.step_s / inside.step_s, float(said[1] / said[0])
     return {
         "inside_s": inside.step_s, "across_s": across.step_s, "measured_ratio": seen, "estimated_ratio": told,
+        "spread": max(max(s) / min(s) - 1 for s in steps),
+        "rate": json.loads((folder / "runs.json").read_text())["rate"],
+        "estimated_inside_s": float(said[0]), "estimated_across_s": float(said[1]),
+        "curves_inside_s": float(curves[0]), "curves_across_s": float(curves[1]),
+        "fitted_on": [c.label for c in others], "scalars": values,
         "winner": bool((seen > 1) == (told > 1)), "ratio": abs(told / seen - 1) <= 0.25,
     }  # fmt: skip
 
@@ -224,11 +233,19 @@ def _lines(
             "",
             "## Which dimension crosses the link",
             "",
-            "Another small decoder, narrow and with many tokens, over a link of 0.2 Gbit/s: tp 2 × dp 2 on"
-            f" two ranks of each host takes {mesh['inside_s']:.2f} s a step with TP inside the hosts,"
-            f" {mesh['across_s']:.2f} s with TP across, {mesh['measured_ratio']:.2f} times as long; estimated"
-            f" from the calibration alone: {mesh['estimated_ratio']:.2f} times. Four ranks take turns on two"
-            " cores there, which makes computing longer than any one of them measures it alone.",
+            f"Another small decoder, narrow and with many tokens, over a link of {mesh['rate']}: tp 2 × dp 2"
+            f" on two ranks of each host takes {mesh['inside_s']:.2f} s a step with TP inside the hosts,"
+            f" {mesh['across_s']:.2f} s with TP across, {mesh['measured_ratio']:.2f} times as long. Estimated,"
+            f" with scalars fitted on {len(mesh['fitted_on'])} other plans on the same ranks"
+            f" ({', '.join(f'`{n}`' for n in mesh['fitted_on'])}): {mesh['estimated_inside_s']:.2f} s and"
+            f" {mesh['estimated_across_s']:.2f} s, {mesh['estimated_ratio']:.2f} times, which is"
+            f" {mesh['estimated_ratio'] / mesh['measured_ratio'] - 1:+.0%}. From the curves alone:"
+            f" {mesh['curves_inside_s']:.2f} s and {mesh['curves_across_s']:.2f} s; they lack what the host does"
+            " for every operator of the module.",
+            "",
+            "Four ranks take turns on two cores there, and two TP groups on one link. So the calibration"
+            " keeps all ranks busy while it times a kernel, and lets all groups of a kind run at once while"
+            " it times a collective: one alone would find the whole link, and in a step it has half of it.",
         ]
     return [
         *lines,

@@ -22,7 +22,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import cluster_in_a_box as box
-from accuracy_page import page
+from accuracy_page import order_rows, page
 
 from meshplan.measure.launch import LocalLauncher
 from meshplan.measure.specs import RunSpec, spec_data
@@ -71,30 +71,51 @@ ORDER_MODEL = Model(
     name="box-4m", hidden=256, vocab=1024,
     layers=(Layer(attention=Attention(heads=4, kv_heads=2, head_dim=64), mlp=Mlp(width=704)),) * 4,
 )  # fmt: skip
-ORDER_WORK = Workload(seq=512, gbs=16, precision="fp32")
-ORDER_RATE = "0.2gbit"
+ORDER_WORK = Workload(seq=512, gbs=8, precision="fp32")
+ORDER_RATE = "0.4gbit"
 """Narrow and many tokens over a slow link, so that where TP's traffic goes decides the step."""
 
 
+ORDER_FIT = (
+    Plan(dp=4, mbs=2, sharding=Sharding.ZERO1),
+    Plan(dp=2, pp=2, mbs=2, sharding=Sharding.ZERO1),
+    Plan(tp=2, pp=2, mbs=2),
+    Plan(dp=4, mbs=2, sharding=Sharding.ZERO3),
+)
+"""Other plans on the same ranks, on which the stack's scalars are fitted."""
+
+
 def orders_of(steps: int) -> list[RunSpec]:
-    """One plan on two ranks of each host, with TP inside the hosts and across."""
+    """One plan on two ranks of each host, with TP inside the hosts and across; and the plans of the fit."""
     plan = Plan(tp=2, dp=2, mbs=4, sharding=Sharding.ZERO1)
+    runs = [(plan, name, order) for name, order in ORDERS.items()]
+    runs += [(p, plan_label(p), ORDERS["tp inside"]) for p in ORDER_FIT]
     return [
         RunSpec(
             model=ORDER_MODEL,
             workload=ORDER_WORK,
-            plan=plan,
-            label=name,
+            plan=p,
+            label=label,
             order=order,
             steps=steps,
             device="cpu",
         )
-        for name, order in ORDERS.items()
+        for p, label, order in runs
     ]
 
 
-def measure(folder: Path, specs: list[RunSpec], *, ranks: int, rounds: int, steps: int, rate: str) -> int:
-    """Everything that runs, into ``folder``; ``ranks`` on each host."""
+def measure(
+    folder: Path,
+    specs: list[RunSpec],
+    *,
+    ranks: int,
+    rounds: int,
+    steps: int,
+    rate: str,
+    most_bytes: int = 1 << 24,
+    link_rounds: int | None = None,
+) -> int:
+    """Everything that runs, into ``folder``; ``ranks`` on each host, collectives of ``most_bytes``."""
     folder.mkdir(parents=True, exist_ok=True)
     reference = specs[0].reference()
     found = run_one(
@@ -103,7 +124,14 @@ def measure(folder: Path, specs: list[RunSpec], *, ranks: int, rounds: int, step
     if found.outcome != "ok":
         print(f"one process: {found.outcome}: {found.reason}", file=sys.stderr)
         return 1
-    asked = {"rounds": rounds, "steps": steps, "most_bytes": 1 << 24, "runs": [spec_data(s) for s in specs]}
+    asked = {
+        "rate": rate,
+        "rounds": rounds,
+        "steps": steps,
+        "link_rounds": rounds if link_rounds is None else link_rounds,
+        "most_bytes": most_bytes,
+        "runs": [spec_data(s) for s in specs],
+    }
     (folder / "runs.json").write_text(json.dumps(asked))
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     command = [
@@ -114,16 +142,40 @@ def measure(folder: Path, specs: list[RunSpec], *, ranks: int, rounds: int, step
     return box.run(rate, command, limit_s=3600)
 
 
+def order(folder: Path, *, rounds: int, steps: int) -> int:
+    """TP inside the hosts and across them, and the calibration beside. Messages of 2 MiB, the largest there,
+    take twice as long as those of 1 MiB."""
+    how = {"ranks": 2, "rounds": rounds, "steps": steps, "rate": ORDER_RATE, "most_bytes": 1 << 20}
+    return measure(folder, orders_of(steps), link_rounds=1, **how)
+
+
+def only_order(folder: Path, asked: argparse.Namespace) -> int:
+    """Measured and estimated seconds of both orders, as JSON."""
+    try:
+        code = order(folder, rounds=asked.rounds, steps=asked.steps)
+    except box.NotAllowedError as error:
+        print(f"error: no cluster in a box here: {error}", file=sys.stderr)
+        return 3
+    if not code:
+        print(json.dumps(order_rows(folder), indent=1))
+    return code
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True, help="the page (.md)")
+    parser.add_argument("--out", type=Path, help="the page (.md)")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--steps", type=int, default=2, help="timed steps of a plan in a round")
     parser.add_argument("--rate", default="1gbit", help="of the link, as tc writes it")
     parser.add_argument("--keep", type=Path, help="folder for samples and results (default: temporary)")
     parser.add_argument("--again", action="store_true", help="only the page, from what --keep holds")
+    parser.add_argument("--order", type=Path, help="only TP inside and across the hosts, into this folder")
     asked = parser.parse_args(arguments)
+    if asked.order:
+        return only_order(asked.order.resolve(), asked)
+    if not asked.out:
+        parser.error("--out is missing")
     with tempfile.TemporaryDirectory(prefix="meshplan-") as temporary:
         folder = (asked.keep or Path(temporary)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
@@ -131,12 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             try:
                 how = {"rounds": asked.rounds, "steps": asked.steps, "rate": asked.rate}
                 code = measure(folder, plans_of(asked.steps), ranks=1, **how)
-                code = code or measure(
-                    folder / "order",
-                    orders_of(asked.steps),
-                    ranks=2,
-                    **{**how, "rounds": 3, "rate": ORDER_RATE},
-                )
+                code = code or order(folder / "order", rounds=3, steps=asked.steps)
             except box.NotAllowedError as error:
                 print(f"error: no cluster in a box here: {error}", file=sys.stderr)
                 return 3

@@ -52,7 +52,9 @@ def main(folder: Path) -> None:
     merged: dict[tuple[Any, ...], Sample] = {}
     groups = bench.made_groups(hosts)
     for turn in range(int(asked["rounds"])):
-        for sample in (*bench.kernels("cpu"), *bench.collectives("cpu", groups, float(asked["most_bytes"]))):
+        # Computing changes with what else the machine does; a link does not.
+        links = groups if turn < int(asked["link_rounds"]) else []
+        for sample in (*bench.kernels("cpu"), *bench.collectives("cpu", links, float(asked["most_bytes"]))):
             key = (sample.op, sample.dtype, sample.shape, sample.size_bytes, sample.ranks, sample.per_host)
             old = merged.get(key)
             merged[key] = sample if old is None else replace(old, seconds=old.seconds + sample.seconds)

@@ -58,10 +58,40 @@ def test_two_plans_are_measured_checked_profiled_and_not_run_again(tmp_path):
         assert "gradients differ by at most" in p["agreement"]
         assert sum(p["parts"].values()) == pytest.approx(p["step_s"])
         assert p["low"] <= p["step_s"] <= p["high"]
+    assert sent_in_a_step(tmp_path / "runs", "pp2") == said_of_a_stage(tmp_path / "config.json")
     again = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
     assert json.loads(again.stdout)["plans"] == data["plans"]
     text = subprocess.run(line[:-1], capture_output=True, text=True, timeout=60, check=False)
     assert "2 of 2 runs are there already" in text.stderr
+
+
+def sent_in_a_step(folder, label):
+    """Calls and bytes of what the first stage sent and got in a profiled step, from its trace."""
+    from meshplan.trace.breakdown import read_traces
+
+    (spec,) = [p for p in folder.glob("**/run.json") if json.loads(p.read_text())["label"].startswith(label)][
+        :1
+    ]
+    found = read_traces(sorted(spec.parent.glob("trace-*.json.gz")))
+    steps = len({s.step for s in found.steps})
+    return {
+        row.call.kind: (row.calls / steps, row.calls * row.call.size_bytes / steps)
+        for row in found.calls
+        if row.rank == 0 and row.call.dim == "pp" and row.call.kind in ("send", "recv")
+    }
+
+
+def said_of_a_stage(config):
+    from meshplan.measure.memory.volumes import volumes
+    from meshplan.model.load import load_model
+    from meshplan.plan.kinds import Sharding
+    from meshplan.plan.plans import Plan
+    from meshplan.plan.workload import Workload
+
+    work = Workload(seq=64, gbs=4, precision="fp32")
+    plan = Plan(pp=2, sharding=Sharding.ZERO3)
+    said = volumes(load_model(str(config)), work, plan, micro_batches=4)
+    return {v.kind: (4, v.size_bytes) for v in said if v.dim == "pp"}
 
 
 def ranks_of(folder):

@@ -10,7 +10,7 @@ import pytest
 from meshplan.cost.full.stack import load_stack
 from meshplan.measure.cut import with_layers
 from meshplan.model.load import load_model
-from meshplan.plan.kinds import CpKind, Recompute, Sharding
+from meshplan.plan.kinds import CpKind, Recompute, Schedule, Sharding
 from meshplan.plan.plans import ALL_LAYERS, Plan
 from meshplan.plan.workload import Workload
 
@@ -99,57 +99,127 @@ def test_a_compiled_stack_keeps_less():
     assert eager.activations_bytes - seen.activations_bytes == 2 * 8192 * 14336 * 2
 
 
+B8, B8_DEEP, MOE, TIED = ("llama-3.1-8b", 2), ("llama-3.1-8b", 8), ("qwen3-30b-a3b", 2), ("llama-3.2-1b", 2)
+DDP = Sharding.DDP
+GATHER = CpKind.ALL_GATHER
+TERMS = {
+    "ddp": (B8, Plan(dp=4, sharding=DDP), 0),
+    "zero1": (B8, Plan(dp=4, sharding=Z1), 0),
+    "zero2": (B8, Plan(dp=4, sharding=Z2), 0),
+    "zero3": (B8, Plan(dp=4, sharding=Z3), 0),
+    "zero3 of a tied model": (TIED, Plan(dp=4, sharding=Z3), 0),
+    "hsdp zero1": (B8, Plan(dp=8, sharding=Z1, replicas=2), 0),
+    "hsdp zero2": (B8, Plan(dp=8, sharding=Z2, replicas=2), 0),
+    "hsdp zero3": (B8, Plan(dp=8, sharding=Z3, replicas=2), 0),
+    "tp zero1": (B8, Plan(dp=4, tp=2, sharding=Z1), 0),
+    "tp without sp": (B8, Plan(dp=2, tp=2, sp=False, sharding=Z1), 0),
+    "ring": (B8, Plan(cp=4, dp=2, sharding=Z3), 0),
+    "ring recomputed": (B8, Plan(cp=4, dp=2, sharding=Z3, recompute_layers=1), 0),
+    "all-gather cp": (B8, Plan(cp=4, dp=2, cp_kind=GATHER, sharding=Z1), 0),
+    "all-gather cp, tp, recomputed": (
+        B8, Plan(cp=4, tp=2, dp=2, cp_kind=GATHER, sharding=Z3, recompute_layers=ALL_LAYERS), 0,
+    ),
+    "moe ddp": (MOE, Plan(dp=8, ep=4, sharding=DDP), 0),
+    "moe zero1": (MOE, Plan(dp=8, ep=4, sharding=Z1), 0),
+    "moe etp zero2": (MOE, Plan(dp=8, ep=4, tp=2, etp=2, sharding=Z2), 0),
+    "moe etp recomputed": (
+        MOE, Plan(dp=8, ep=4, tp=2, etp=2, sharding=Z3, recompute_layers=ALL_LAYERS), 0,
+    ),
+    "first of a pipeline": (B8_DEEP, Plan(pp=2, dp=2, sharding=Z1), 0),
+    "last of a pipeline": (B8_DEEP, Plan(pp=2, dp=2, sharding=Z3), 1),
+    "middle of a pipeline": (B8_DEEP, Plan(pp=4, dp=2, sharding=Z2), 1),
+    "interleaved, tp": (
+        B8_DEEP, Plan(pp=2, vp=2, dp=2, tp=2, schedule=Schedule.INTERLEAVED, sharding=Z1), 1,
+    ),
+    "a V without sp": (
+        B8_DEEP, Plan(pp=2, vp=2, dp=2, tp=2, sp=False, schedule=Schedule.ZB_V, sharding=Z1), 0,
+    ),
+}  # fmt: skip
+"""Name → (model and layers, plan, pipeline rank): every dimension, sharding and kind of stage."""
+
+
+def counted(collectives):
+    """Bytes by dimension and kind; sums of tokens and single numbers left out."""
+    found = {}
+    for c, n in collectives.items():
+        if c.size_bytes >= 65536:
+            found[c.dim, c.kind] = found.get((c.dim, c.kind), 0) + n * c.size_bytes
+    return found
+
+
+@pytest.mark.parametrize("name", TERMS)
+def test_every_transfer_of_the_module_is_one_of_the_plan_to_the_byte(name):
+    from meshplan.measure.memory.check import check_rank
+    from meshplan.measure.memory.volumes import volumes
+
+    (preset, layers), plan, rank = TERMS[name]
+    model, work = with_layers(load_model(preset), layers), Workload(seq=2048, gbs=4 * plan.dp * plan.pp)
+    seen = check_rank(model, work, plan, pipeline_rank=rank)
+    said = volumes(model, work, plan, micro_batches=seen.micro_batches, pipeline_rank=rank)
+    assert seen.micro_batches > 1
+    assert counted(seen.collectives) == {(v.dim, v.kind): v.size_bytes for v in said}
+
+
 @pytest.mark.parametrize("name", [n for n, c in CASES.items() if c[3].sharding is Z3])
-def test_collectives_are_what_the_plan_says(name):
-    from meshplan.measure.memory.compare import volumes
+def test_transfers_of_the_large_cases_are_what_the_plan_says(name):
+    from meshplan.measure.memory.volumes import volumes
 
     seen, _, model, work, plan = both(name)
     said = volumes(model, work, plan, micro_batches=seen.micro_batches)
-    assert said
-    for v in said:
-        total = sum(
-            n * c.size_bytes
-            for c, n in seen.collectives.items()
-            if (c.dim, c.kind) == (v.dim, v.kind) and c.size_bytes > 65536
-        )
-        # FSDP pads rows that do not divide.
-        assert total == pytest.approx(v.size_bytes, rel=1e-6 if plan.dp < 100 else 0.001), v
+    # FSDP pads rows that do not divide.
+    rel = 1e-6 if plan.dp < 100 else 0.001
+    expected = {(v.dim, v.kind): v.size_bytes for v in said}
+    assert counted(seen.collectives) == pytest.approx(expected, rel=rel)
 
 
-def test_volumes_use_the_sizes_that_the_cost_model_times():
-    from dataclasses import fields, replace
-
+def timed_sizes(monkeypatch, model, work, plan):
+    """(operation, ranks) → sizes that the cost model looks up, largest first."""
     import numpy as np
 
     from meshplan.cluster.presets import cluster_of
-    from meshplan.cluster.profile import load_profile
     from meshplan.cost.full.comm import Links
-    from meshplan.cost.full.context import Context
-    from meshplan.cost.full.layers import price_layers
-    from meshplan.measure.memory.compare import volumes
+    from meshplan.cost.full.model import FullModel
     from meshplan.plan.plans import Plans
 
-    asked = []
+    found, seconds = {}, Links.seconds
 
-    class Recorder(Links):
-        def seconds(self, op, size_bytes, group, span):
-            asked.append((op, float(np.max(size_bytes)), int(np.max(group.size))))
-            return Links.seconds(self, op, size_bytes, group, span)
+    def recorded(self, op, size_bytes, group, span):
+        sizes = found.setdefault((op, int(np.max(group.size))), set())
+        sizes.update(float(x) for x in np.ravel(size_bytes))
+        return seconds(self, op, size_bytes, group, span)
 
-    model = with_layers(load_model("llama-3.1-70b"), 1)
-    plan, work = Plan(tp=8, dp=2, sharding=Z3), Workload(seq=8192, gbs=2)
-    c = Context(
-        model=model, cluster=cluster_of("h100-sxm", 16), workload=work, plans=Plans.of(plan), stack=STACK,
-        profile=load_profile("h100-sxm"),
-    )  # fmt: skip
-    c.__dict__["links"] = Recorder(**{f.name: getattr(c.links, f.name) for f in fields(Links)})
-    price_layers(c)
-    gathered = next(size for op, size, ranks in asked if op == "all_gather" and ranks == 8)
-    said = {(v.dim, v.kind): v.size_bytes for v in volumes(model, work, plan, micro_batches=1)}
-    # one layer: two blocks forward and backward, and the ends' two
-    assert said["tp", "all_gather"] == 6 * gathered
-    without = volumes(model, work, replace(plan, sp=False), micro_batches=1)
-    assert {v.kind for v in without if v.dim == "tp"} == {"all_reduce"}
+    monkeypatch.setattr(Links, "seconds", recorded)
+    FullModel(stack=STACK).price(model, cluster_of("h100-sxm", plan.gpus), work, Plans.of(plan))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("plan", "dim", "kind", "op", "ranks", "times"),
+    [
+        (Plan(dp=4, sharding=DDP), "replica", "all_reduce", "all_reduce", 4, 1),
+        (Plan(dp=4, sharding=Z1), "shard", "reduce_scatter", "reduce_scatter", 4, 1),
+        (Plan(dp=4, sharding=Z1), "shard", "all_gather", "all_gather", 4, 1),
+        (Plan(dp=4, sharding=Z2), "shard", "reduce_scatter", "reduce_scatter", 4, 2),
+        (Plan(dp=8, sharding=Z2, replicas=2), "replica", "all_reduce", "all_reduce", 2, 1),
+        # 2 layers, 2 micro-batches, 3 hops; forward once and backward keys, values and gradients
+        (Plan(cp=4, sharding=Z1), "cp", "send", "p2p", 4, 2 * 2 * 3 * 3),
+        # gathered in forward and in backward
+        (Plan(cp=4, cp_kind=GATHER, sharding=Z1), "cp", "all_gather", "all_gather", 4, 2 * 2 * 2),
+        (Plan(cp=4, cp_kind=GATHER, sharding=Z1), "cp", "reduce_scatter", "reduce_scatter", 4, 2 * 2),
+        (Plan(pp=2, dp=2, sharding=Z1), "pp", "send", "p2p", 2, 2),
+        (Plan(pp=2, tp=2, sharding=Z1), "pp", "recv", "p2p", 2, 2),
+        (Plan(pp=2, tp=2, sp=False, sharding=Z1), "pp", "recv", "p2p", 2, 2),
+        (Plan(tp=8, dp=2, sharding=Z1), "tp", "all_gather", "all_gather", 8, 2 * 2 * 4),
+        (Plan(tp=8, dp=2, sp=False, sharding=Z1), "tp", "all_reduce", "all_reduce", 8, 2 * 2 * 4),
+    ],
+)
+def test_priced_bytes_are_the_sizes_that_the_cost_model_times(monkeypatch, plan, dim, kind, op, ranks, times):
+    from meshplan.measure.memory.volumes import volumes
+
+    model, work = with_layers(load_model("llama-3.1-8b"), 2), Workload(seq=4096, gbs=2 * plan.dp)
+    (said,) = [v for v in volumes(model, work, plan, micro_batches=2) if (v.dim, v.kind) == (dim, kind)]
+    sizes = timed_sizes(monkeypatch, model, work, plan)[op, ranks]
+    assert any(said.priced_bytes == pytest.approx(times * size, rel=1e-9) for size in sizes)
 
 
 def test_ring_attention_sends_keys_and_values_round():
@@ -192,6 +262,29 @@ def test_the_command_says_both_sides():
     assert rank["parameters"]["off"] == 0
     assert {v["kind"] for v in data["volumes"]} == {"all_gather", "reduce_scatter"}
     assert all(abs(v["off"]) < 1e-6 for v in data["volumes"])
+
+
+def test_both_ranks_of_a_pipeline_are_counted_in_one_process():
+    line = (
+        "memory-check",
+        "llama-3.1-8b",
+        "--layers",
+        "4",
+        "--seq",
+        "2048",
+        "--plan",
+        "tp2,dp2,pp2,cp2,zero1",
+    )
+    done = run(*line, "--json")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["volumes"]
+    assert {v["off"] for v in rows} == {0.0}
+    for rank in (0, 1):
+        kinds = {(v["dim"], v["kind"]) for v in rows if v["pipeline_rank"] == rank}
+        assert {("pp", "send"), ("pp", "recv"), ("cp", "send"), ("shard", "reduce_scatter")} <= kinds
+    text = run(*line).stdout
+    assert "rank  group  kind" in text
+    assert "TransformerEngine's ring" in text
 
 
 @pytest.mark.parametrize(

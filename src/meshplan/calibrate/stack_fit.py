@@ -96,9 +96,7 @@ def fit_stack(cases: Sequence[Case], cluster: Cluster, stack: Stack, *, name: st
     if len(cases) < LEAST:
         raise InputError(f"{len(cases)} measured plans are too few to fit a stack on; {LEAST} are the least")
     before = prices(cases, cluster, stack)
-    if cluster.gpu.sms == 1:  # a core that was calibrated: what launches work also does it
-        stack = replace(stack, synchronous=True, host_layer_s=0.0)
-    values = _fit(cases, cluster, stack, _free(cases, cluster, stack), rounds=25)
+    stack, values = scalars(cases, cluster, stack)
     fitted = _with(stack, values)
     after, held = prices(cases, cluster, fitted), np.zeros(len(cases))
     for i in range(len(cases)):
@@ -125,6 +123,13 @@ def fit_stack(cases: Sequence[Case], cluster: Cluster, stack: Stack, *, name: st
             f" {found.error('before_s'):.0%} without it"
         )
     return found
+
+
+def scalars(cases: Sequence[Case], cluster: Cluster, stack: Stack) -> tuple[Stack, dict[str, float]]:
+    """Where the fit starts on this cluster, and the scalars it finds on all cases."""
+    if cluster.gpu.is_cpu:  # a GPU's host works beside it, and its times say nothing of a core's
+        stack = replace(stack.on_cpu(), host_layer_s=0.0)
+    return stack, _fit(cases, cluster, stack, _free(cases, cluster, stack), rounds=25)
 
 
 def _free(cases: Sequence[Case], cluster: Cluster, stack: Stack) -> tuple[str, ...]:

@@ -79,7 +79,8 @@ def memory_check(
     if not all(0 <= r < chosen.pp for r in ranks):
         raise InputError(f"--rank must be from 0 to {chosen.pp - 1}, not {rank}")
     from meshplan.measure.memory.check import check_rank
-    from meshplan.measure.memory.compare import modelled, volumes
+    from meshplan.measure.memory.compare import modelled
+    from meshplan.measure.memory.volumes import volumes
 
     pairs = [
         (
@@ -88,7 +89,10 @@ def memory_check(
         )
         for r in ranks
     ]
-    said = volumes(cut, work, chosen, micro_batches=pairs[0][0].micro_batches) if chosen.pp == 1 else []
+    said = [
+        volumes(cut, work, chosen, micro_batches=seen.micro_batches, pipeline_rank=r)
+        for r, (seen, _) in zip(ranks, pairs, strict=True)
+    ]
     data: dict[str, Any] = memory_data(cut, work, chosen, habits.name, pairs, said)
     if json_:
         print(json.dumps(data, indent=2, allow_nan=False))

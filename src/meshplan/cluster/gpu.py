@@ -72,6 +72,11 @@ class Gpu:
         if self.usable_hbm_bytes > self.hbm_bytes:
             raise InputError(f"GPU {self.name}: more memory is usable than the part has")
 
+    @property
+    def is_cpu(self) -> bool:
+        """A calibrated CPU core: no part with matrix units computes fp32 as fast as 16-bit floats."""
+        return self.peak_flops.get("fp32", 0.0) >= self.peak_flops.get("bf16", math.inf)
+
     def peak(self, precision: str) -> float:
         """Dense FLOP/s of matrix multiplications in ``precision``; ``mxfp8`` runs as fp8, ``nvfp4`` as fp4.
 

@@ -91,7 +91,9 @@ def memory_data(
             }
             for seen, told in pairs
         ],
-        "volumes": _volumes(pairs[0][0], said),
+        "volumes": [
+            row for (seen, _), mine in zip(pairs, said, strict=True) for row in _volumes(seen, mine)
+        ],
     }  # fmt: skip
 
 
@@ -110,8 +112,17 @@ def _volumes(seen: Any, said: Sequence[Any]) -> list[dict[str, Any]]:
     for v in said:
         calls = [(c, n) for c, n in seen.collectives.items() if c.dim == v.dim and c.kind == v.kind]
         # Counts of tokens and single numbers of the loss are not what a plan's time depends on.
-        total = sum(n * c.size_bytes for c, n in calls if c.size_bytes > 65536)
-        found.append({"dim": v.dim, "kind": v.kind, **_pair(total, v.size_bytes)})
+        total = sum(n * c.size_bytes for c, n in calls if c.size_bytes >= 65536)
+        found.append(
+            {
+                "pipeline_rank": seen.pipeline_rank,
+                "dim": v.dim,
+                "kind": v.kind,
+                **_pair(total, v.size_bytes),
+                "priced": v.priced_bytes,
+                "note": v.note,
+            }
+        )
     return found
 
 
@@ -153,18 +164,32 @@ def _memory_lines(data: Mapping[str, Any], screen: Screen) -> Iterator[str]:
     yield from wrap(f"peak is at its moment, its parts below it; {NOT_SEEN}", screen.width)
     if data["volumes"]:
         yield ""
-        yield screen.bold("collectives of a rank and step, bytes of the whole tensor")
-        rows2 = data["volumes"]
-        yield from table(
-            [
-                Column(title="group", cells=[v["dim"] for v in rows2]),
-                Column(title="kind", cells=[v["kind"].replace("_", "-") for v in rows2]),
-                Column(title="real module", cells=[format_bytes(v["seen"]) for v in rows2], right=True),
-                Column(title="cost model", cells=[format_bytes(v["model"]) for v in rows2], right=True),
-                Column(title="off", cells=[_off(v["off"]) for v in rows2], right=True),
-            ],
-            screen.width,
-        )
+        yield from _volume_lines(data["volumes"], screen)
+
+
+def _volume_lines(volumes: Sequence[Mapping[str, Any]], screen: Screen) -> Iterator[str]:
+    """Every kind of transfer, and below where the cost model times another number of bytes."""
+    yield screen.bold("transfers of a rank and step, bytes of the whole tensor")
+    ranks = dict.fromkeys(v["pipeline_rank"] for v in volumes)
+    several = [Column(title="rank", cells=[str(v["pipeline_rank"]) for v in volumes], right=True)]
+    yield from table(
+        [
+            *(several if len(ranks) > 1 else []),
+            Column(title="group", cells=[v["dim"] for v in volumes]),
+            Column(title="kind", cells=[v["kind"].replace("_", "-") for v in volumes]),
+            Column(title="real module", cells=[format_bytes(v["seen"]) for v in volumes], right=True),
+            Column(title="cost model", cells=[format_bytes(v["model"]) for v in volumes], right=True),
+            Column(title="off", cells=[_off(v["off"]) for v in volumes], right=True),
+        ],
+        screen.width,
+    )
+    notes: dict[str, list[str]] = {}
+    for v in volumes:
+        if v["note"]:
+            words = f"{v['dim']} {v['kind'].replace('_', '-')} {format_bytes(v['priced'])}"
+            notes.setdefault(v["note"], []).append(words)
+    for note, rows in notes.items():
+        yield from wrap(f"timed of these: {', '.join(dict.fromkeys(rows))} ({note})", screen.width)
 
 
 def _cell(value: float, number: bool) -> str:

@@ -148,7 +148,10 @@ def _steps(trace: RankTrace) -> list[StepParts]:
 def _layers(trace: RankTrace) -> list[tuple[str, Spans]]:
     """Names and moments, in the order in which they claim a moment."""
     prefix = "" if trace.gpu else "cpu:"
-    layers = [(k, trace.compute[prefix + k].spans()) for k in COMPUTE if prefix + k in trace.compute]
+    waits = trace.waits.spans()
+    layers = [
+        (k, without(trace.compute[prefix + k].spans(), waits)) for k in COMPUTE if prefix + k in trace.compute
+    ]
     by_name: dict[str, list[Spans]] = {}
     for call, calls in trace.calls.items():
         name = _name(call)

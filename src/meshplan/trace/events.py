@@ -87,6 +87,9 @@ class RankTrace:
     copies: Cover = field(default_factory=Cover)
     launches: Cover = field(default_factory=Cover)
     """Host busy issuing work (of GPU traces)."""
+    waits: Cover = field(default_factory=Cover)
+    """Of CPU traces: standing still for a collective. An operator that is handed a tensor still on its way
+    waits inside its own event."""
     calls: dict[Call, Calls] = field(default_factory=dict)
     members: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Ranks of each group this rank is in, by dimension."""
@@ -158,6 +161,8 @@ def _take(
     elif cat == "cpu_op":
         if name in ("c10d::send", "c10d::recv_"):
             peers.append((start, "send" if name == "c10d::send" else "recv", _peer(args)))
+        elif name == "_c10d_functional::wait_tensor":
+            found.waits.add(start, end)
         elif name.startswith("aten::"):
             found.cover("cpu:" + _kind(name)).add(start, end)
     else:

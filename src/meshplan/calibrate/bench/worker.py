@@ -32,6 +32,8 @@ CPU_SHAPES = (
 )
 GPU_SHAPES = tuple((m, n, k) for m in (1024, 4096, 8192) for n in (2048, 8192) for k in (1024, 4096, 8192))
 CPU_TOKENS, GPU_TOKENS = (128, 512), (1024, 4096, 8192)
+WINDOWS, WINDOW_S = 7, 0.1
+"""Of a kernel: in each window ranks that share a core have taken many turns."""
 
 
 def main(target: Path) -> None:
@@ -96,6 +98,30 @@ def timed(
     return tuple(float(t) for t in times)
 
 
+def kept_busy(run: Callable[[], Any], device: str) -> tuple[float, ...]:
+    """Seconds a run of a kernel takes a rank while all ranks repeat it, in each of several windows.
+
+    On a CPU ranks may share cores. Single runs shorter than a turn of the scheduler then show a core of one's
+    own, and which rank gets fewer turns is chance, which a step evens out as ranks wait for each other. So
+    what counts is the runs of all ranks together in the time of all ranks together.
+    """
+    if device.startswith("cuda"):
+        return timed(run, device)
+    for _ in range(2):
+        run()
+    found = []
+    dist.barrier()
+    for _ in range(WINDOWS):
+        before, runs = perf_counter(), 0
+        while perf_counter() - before < WINDOW_S:
+            run()
+            runs += 1
+        found.append((perf_counter() - before, float(runs)))
+    sums = torch.tensor(found, dtype=torch.float64)
+    dist.all_reduce(sums)
+    return tuple(float(seconds / runs) for seconds, runs in sums)
+
+
 def sync(device: str) -> None:
     """Wait for the GPU."""
     if device.startswith("cuda"):
@@ -110,7 +136,7 @@ def kernels(device: str) -> Iterator[Sample]:
         for m, n, k in GPU_SHAPES if gpu else CPU_SHAPES:
             a = torch.randn(m, k, device=device, dtype=kind)
             b = torch.randn(n, k, device=device, dtype=kind)
-            seconds = timed(partial(torch.matmul, a, b.t()), device)
+            seconds = kept_busy(partial(torch.matmul, a, b.t()), device)
             yield Sample(op="matmul", dtype=name, shape=(m, n, k), seconds=seconds)
         for tokens in GPU_TOKENS if gpu else CPU_TOKENS:
             for width in (64, 128):
@@ -118,9 +144,9 @@ def kernels(device: str) -> Iterator[Sample]:
     size = 1 << 28 if gpu else 1 << 24
     x = torch.empty(size // 4, device=device)
     y = torch.empty_like(x)
-    yield Sample(op="copy", size_bytes=2.0 * size, seconds=timed(lambda: y.copy_(x), device))
+    yield Sample(op="copy", size_bytes=2.0 * size, seconds=kept_busy(lambda: y.copy_(x), device))
     tiny = torch.zeros(1, device=device)
-    many = timed(lambda: [tiny.add_(1) for _ in range(100)], device)
+    many = kept_busy(lambda: [tiny.add_(1) for _ in range(100)], device)
     yield Sample(op="launch", seconds=tuple(t / 100 for t in many))
 
 
@@ -131,52 +157,60 @@ def _attention(device: str, kind: Any, name: str, shape: tuple[int, ...]) -> Ite
         return fn.scaled_dot_product_attention(q, k, v, is_causal=True)
 
     grad = torch.randn(shape, device=device, dtype=kind)
-    first = timed(forward, device)
-    yield Sample(op="attention", dtype=name, shape=shape, seconds=first)
-    both = timed(lambda: torch.autograd.grad(forward(), (q, k, v), grad), device)
-    back = sorted(first)[len(first) // 2]
-    yield Sample(
-        op="attention_backward", dtype=name, shape=shape, seconds=tuple(max(b - back, 0.1 * b) for b in both)
-    )
+    yield Sample(op="attention", dtype=name, shape=shape, seconds=kept_busy(forward, device))
+    out = forward()
+
+    def backward() -> Any:
+        return torch.autograd.grad(out, (q, k, v), grad, retain_graph=True)
+
+    yield Sample(op="attention_backward", dtype=name, shape=shape, seconds=kept_busy(backward, device))
 
 
-def groups(hosts: list[str]) -> Iterator[tuple[list[int], int]]:
-    """Ranks of a group and how many of each host it has: inside a host by doubling, across hosts with one and
-    with all ranks of each."""
+def groups(hosts: list[str]) -> Iterator[tuple[list[list[int]], int]]:
+    """Groups that a training step would use at the same time, and how many ranks of each host one has: inside
+    a host by doubling, and across hosts with one, two, four … and all ranks of each. A layer's groups are all
+    busy at once, and share what they share: NICs, a switch, cores."""
     by_host: dict[str, list[int]] = {}
     for rank, host in enumerate(hosts):
         by_host.setdefault(host, []).append(rank)
-    first = next(iter(by_host.values()))
+    held = list(by_host.values())
     size = 2
-    while size <= len(first):
-        yield first[:size], size
+    while size <= min(len(r) for r in held):
+        yield [part for ranks in held for part in _parts(ranks, size)], size
         size *= 2
-    if len(by_host) > 1:
-        per = min(len(r) for r in by_host.values())
-        for each in sorted({1, per}):
-            yield sorted(r for ranks in by_host.values() for r in ranks[:each]), each
+    if len(held) > 1:
+        per = min(len(r) for r in held)
+        for each in sorted({2**i for i in range(per.bit_length())} | {per}):
+            rows = zip(*(_parts(ranks, each) for ranks in held), strict=False)
+            yield [sorted(rank for part in row for rank in part) for row in rows], each
 
 
-def made_groups(hosts: list[str]) -> list[tuple[list[int], int, Any]]:
-    """``groups`` with their process groups; collective over all ranks."""
-    return [(ranks, per_host, dist.new_group(ranks)) for ranks, per_host in groups(hosts)]
+def _parts(ranks: list[int], size: int) -> list[list[int]]:
+    """As many disjoint groups of ``size`` as there are ranks for."""
+    return [ranks[i : i + size] for i in range(0, len(ranks) - size + 1, size)]
 
 
-def collectives(device: str, made: list[tuple[list[int], int, Any]], most: float) -> Iterator[Sample]:
-    """Every collective by size for each kind of group; ranks outside the group wait."""
-    for ranks, per_host, group in made:
+def made_groups(hosts: list[str]) -> list[tuple[list[list[int]], int, Any]]:
+    """``groups`` with the process group that this rank is in; collective over all ranks."""
+    found = []
+    for siblings, per_host in groups(hosts):
+        made = [dist.new_group(ranks) for ranks in siblings]
+        mine = [g for g, ranks in zip(made, siblings, strict=True) if dist.get_rank() in ranks]
+        found.append((siblings, per_host, mine[0] if mine else None))
+    return found
+
+
+def collectives(device: str, made: list[tuple[list[list[int]], int, Any]], most: float) -> Iterator[Sample]:
+    """Every collective by size for each kind of group, all groups of a kind at once; ranks in none wait."""
+    for siblings, per_host, group in made:
+        mine = next((ranks for ranks in siblings if dist.get_rank() in ranks), None)
+        count = len(siblings[0])
         size = 4096.0
         while size <= most:
-            for op, run, whole in _calls(device, group, ranks, int(size)):
-                seconds = _in_group(run, ranks, device)
-                yield Sample(op=op, size_bytes=whole, ranks=len(ranks), per_host=per_host, seconds=seconds)
+            for op, run, whole in _calls(device, group, mine or siblings[0], int(size)):
+                seconds = timed(run if mine else lambda: None, device, least=9)
+                yield Sample(op=op, size_bytes=whole, ranks=count, per_host=per_host, seconds=seconds)
             size *= 4
-
-
-def _in_group(run: Callable[[], Any], ranks: list[int], device: str) -> tuple[float, ...]:
-    """As ``timed``, where only some ranks run; the others take part in agreeing."""
-    inside = dist.get_rank() in ranks
-    return timed(run if inside else lambda: None, device, least=9)
 
 
 def _calls(

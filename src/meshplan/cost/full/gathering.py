@@ -26,12 +26,14 @@ class Units(NamedTuple):
 
 
 def units_of(c: Context) -> Units:
-    """One pass: gather forward, gather backward, scatter gradients."""
+    """One pass: gather forward, gather backward, scatter gradients. torch does not give the head back in
+    between, as backward begins with it."""
     whole = c.plans
     first, of = alike(whole.tp, whole.cp, whole.dp, whole.pp, whole.ep, whole.etp, whole.replicas)
     some = c.take(first)
 
-    def transfer(op: str, element_bytes: float) -> Floats:
+    def transfer(op: str, element_bytes: float) -> tuple[Floats, Floats]:
+        """All units, and of them the head's."""
         p, links = some.plans, some.links
         dense = [q.dense / p.tp * element_bytes for q in c.parameters]
         vocabulary = some.vocabulary_parameters * element_bytes
@@ -41,19 +43,21 @@ def units_of(c: Context) -> Units:
             experts = np.stack([q.experts / (p.ep * p.etp) * element_bytes for q in c.parameters])
             more = links.seconds(op, experts, some.expert_group, some.spans["edp"])
             per_kind = [one + other for one, other in zip(per_kind, more, strict=True)]
-        copies = c.first + c.last * (0.0 if c.model.tied_embeddings else 1.0)
-        whole = c.per_rank([one[of] for one in per_kind]) + head[of][:, None] * copies
-        return np.asarray(whole * c.gathers[:, None])
+        on = c.gathers[:, None]
+        last = head[of][:, None] * c.last * (0.0 if c.model.tied_embeddings else 1.0)
+        whole = c.per_rank([one[of] for one in per_kind]) + head[of][:, None] * c.first + last
+        return np.asarray(whole * on), np.asarray(last * on)
 
     layers = np.maximum(c.held_layers, 1.0)
-    gather = transfer("all_gather", 4.0 if c.workload.precision == "fp32" else 2.0)
-    scatter = transfer("reduce_scatter", c.stack.reduce_bytes)
+    gather, head = transfer("all_gather", 4.0 if c.workload.precision == "fp32" else 2.0)
+    again = gather - head if c.stack.family == "torch" else gather
+    scatter, _ = transfer("reduce_scatter", c.stack.reduce_bytes)
     return Units(
         gather=gather,
         gather_unit=gather / layers,
-        backward=gather + scatter,
+        backward=again + scatter,
         scatter_unit=scatter / layers,
-        both=2 * gather + scatter,
+        both=gather + again + scatter,
     )
 
 

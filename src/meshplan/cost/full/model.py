@@ -107,12 +107,13 @@ class FullModel:
             raise InputError("the full cost model does not price fp32 training; it does bf16, fp16 and fp8")
         if PEAK_OF[workload.precision] not in ("bf16", "fp32"):
             cluster.gpu.peak(workload.precision)
+        stack = self.stack.for_workload(workload)
         return Context(
             model=model,
             cluster=cluster,
             workload=workload,
             plans=plans,
-            stack=self.stack.for_workload(workload),
+            stack=stack.on_cpu() if cluster.gpu.is_cpu else stack,
             profile=self.profile or profile_of(cluster.gpu),
             gbs=gbs,
         )

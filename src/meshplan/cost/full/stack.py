@@ -220,6 +220,12 @@ class Stack:
         load = workload.expert_load
         return stack if load is None else replace(stack, moe_imbalance=load)
 
+    def on_cpu(self) -> Stack:
+        """The stack where the processor that launches work also does it: nothing runs beside it. FSDP2 calls
+        collectives on a stream of their own, and a CPU has none, so that each call waits (torch 2.13,
+        ``distributed/fsdp/_fully_shard/_fsdp_collectives.py``: ``async_op=False``)."""
+        return replace(self, synchronous=True, dp_overlap=False, fsdp_overlap=0.0, cp_overlap=False)
+
     @property
     def fitted(self) -> dict[str, float]:
         """The scalars of ``FITTED`` that are not at their neutral value, with their values."""

@@ -182,9 +182,10 @@ def rank_work(c: Context, known: Paces, recomputed: Floats) -> Work:
 def hop_seconds(c: Context, priced: Priced) -> Floats:
     """Seconds the activations of one micro-batch take to the next stage, for each plan. Each of the tp
     ranks sends its share over its own NIC: the shard under SP, a slice that is gathered on the other side
-    without (arXiv 2104.04473, 4.1)."""
+    without (arXiv 2104.04473, 4.1). torch's pipeline sends a stage's output as it is, whole without SP."""
     keys, at = priced.keys, priced.of_plan
-    sizes = keys.element_bytes * c.model.hidden * keys.tokens / keys.tp
+    split = keys.tp if c.stack.family != "torch" else np.where(keys.sp, keys.tp, 1)
+    sizes = keys.element_bytes * c.model.hidden * keys.tokens / split
     _, of_size = np.unique(sizes, return_inverse=True)
     ranks, span = np.minimum(c.plans.pp, 2), c.spans["pp"]
     first, of = distinct((np.ravel(of_size)[at], ranks, span))

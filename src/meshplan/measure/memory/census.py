@@ -48,7 +48,11 @@ class Census:
         dim = "ep" if kind == "all_to_all" else self._dim(args, kwargs)
         if dim is None:
             return
-        entry = Collective(dim=dim, kind=kind, size_bytes=_size(kind, base, args, out))
+        self.add(dim, kind, _size(kind, base, args, out))
+
+    def add(self, dim: str, kind: str, size_bytes: int) -> None:
+        """Count one."""
+        entry = Collective(dim=dim, kind=kind, size_bytes=size_bytes)
         self.counts[entry] = self.counts.get(entry, 0) + 1
 
     def _dim(self, args: Any, kwargs: Any) -> str | None:

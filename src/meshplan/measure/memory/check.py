@@ -16,6 +16,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.fsdp import FSDPModule
 
 from meshplan.errors import InputError
 from meshplan.measure.executable import check_executable
@@ -24,8 +25,8 @@ from meshplan.measure.memory.log import MemoryLog, local_tensors
 from meshplan.measure.reference.decoder import Decoder
 from meshplan.measure.reference.groups import Groups
 from meshplan.measure.reference.loss import loss_context, token_loss
-from meshplan.measure.reference.parallel import spread, stage_ranges, stages_of_rank, synchronise
-from meshplan.measure.reference.stages import V_SHAPED, stage_sizes
+from meshplan.measure.reference.parallel import spread, synchronise
+from meshplan.measure.reference.stages import V_SHAPED, stage_ranges, stage_sizes, stages_of_rank
 from meshplan.model.layers import Moe
 from meshplan.model.model import Model
 from meshplan.plan.kinds import Sharding
@@ -94,6 +95,28 @@ def check_rank(
             return run.go(count, started)
     finally:
         dist.destroy_process_group()
+        _forget_groups()
+
+
+def _without_prefetch(decoder: Decoder) -> None:
+    """Each unit prefetches itself, which is there: torch's pipeline gives units back after the last backward,
+    so that nothing is left to prefetch, and here they would be gathered again for a micro-batch that is
+    over."""
+    for module in decoder.modules():
+        if isinstance(module, FSDPModule):
+            module.set_modules_to_backward_prefetch([module])
+
+
+def _forget_groups() -> None:
+    """Empty what DTensor keeps between runs: it takes two meshes of the same ranks for one, and would call
+    the groups of a run that is over (private to torch; without it a second run in a process miscounts)."""
+    from torch.distributed.tensor import _redistribute, debug
+
+    for owner, name in ((debug, "_clear_sharding_prop_cache"), (_redistribute, "_gen_transform_infos")):
+        found = getattr(owner, name, None)
+        clear = getattr(found, "cache_clear", found)
+        if clear is not None:
+            clear()
 
 
 class _Run:
@@ -117,6 +140,8 @@ class _Run:
                 stage, self.groups, precision=workload.precision, reshard=reshard,
                 fsdp=workload.precision == "bf16" or plan.dp * plan.cp > 1, moe_balanced=True,
             )  # fmt: skip
+            if plan.pp > 1:
+                _without_prefetch(self.stages[i])
         self.log = MemoryLog(Census(self.groups.named()))
         self.between: list[int] = []
         """Places in the log right after a backward."""
@@ -210,6 +235,16 @@ class _Run:
                 with log.phase("loss and workspace"):
                     out = token_loss(out, target, self.workload.tokens)
         self.held[stage, micro] = (x, out)
+        self._pass(stage - 1, "recv", x)
+        self._pass(stage + 1, "send", out)
+
+    def _pass(self, neighbour: int, kind: str, tensor: torch.Tensor) -> None:
+        """Count what a stage hands to one on another rank, or gets from it: torch's schedules pass on a
+        stage's input and output as they are."""
+        there = 0 <= neighbour < self.plan.pp * self.plan.vp and neighbour not in self.stages
+        if there and self.log.census is not None:
+            (local,) = local_tensors(tensor)
+            self.log.census.add("pp", kind, local.numel() * local.element_size())
 
     def _backward(self, stage: int, micro: int, *, last: bool) -> None:
         decoder, log = self.stages[stage], self.log
@@ -220,6 +255,9 @@ class _Run:
                 out.backward()
             else:
                 torch.autograd.backward(out, torch.empty_like(out))
+        self._pass(stage + 1, "recv", out)
+        if x.grad is not None:
+            self._pass(stage - 1, "send", x.grad)
         del x, out
         # What backward leaves behind is gradients.
         for serial, _, _ in log._known.values():

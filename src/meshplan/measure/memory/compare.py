@@ -1,4 +1,4 @@
-"""What the cost model says of the same rank, part by part, and of the same collectives. Free of torch."""
+"""What the cost model says of the same rank, part by part. Free of torch."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ from meshplan.cost.full.context import Context
 from meshplan.cost.full.layers import price_layers
 from meshplan.cost.full.memory import peak
 from meshplan.cost.full.stack import Stack
-from meshplan.model.counts import layer_parameters
-from meshplan.model.layers import Attention, Layer, Mlp, Moe
 from meshplan.model.model import Model
-from meshplan.plan.kinds import Recompute, Sharding
+from meshplan.plan.kinds import Sharding
 from meshplan.plan.plans import DEFAULT_ORDER, Plan, Plans
 from meshplan.plan.workload import Workload
 
@@ -88,99 +86,6 @@ def _type_of(c: Context, rank: int) -> int:
         return exact[0]
     several = [(start, i) for start, i in starts if start <= rank and c.ranks[0, i] > 1]
     return max(several)[1]
-
-
-# ── collectives ──────────────────────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Volume:
-    """Bytes of one rank's collectives of a kind over a dimension, all calls of a step together."""
-
-    dim: str
-    kind: str
-    size_bytes: float
-
-
-def volumes(model: Model, workload: Workload, plan: Plan, *, micro_batches: int) -> list[Volume]:
-    """What one rank of a plan without a pipeline sends in a step, as the cost model counts it (torch's
-    habits).
-
-    TP with SP: every block gathers its input and scatters its output, forward and backward (arXiv
-    2205.05198, 4.2.2); embedding and head likewise. Without SP an all-reduce for each. FSDP: every unit
-    gathered before forward and backward of each micro-batch, its gradient scattered in fp32. EP: dispatch
-    and combine, forward and backward. Scalars of the loss and norms' gradients are left out.
-    """
-    found: dict[tuple[str, str], float] = {}
-
-    def add(dim: str, kind: str, size: float) -> None:
-        found[dim, kind] = found.get((dim, kind), 0.0) + size
-
-    m, tokens = micro_batches, workload.seq * plan.mbs / plan.cp
-    element = 4.0 if workload.precision == "fp32" else 2.0
-    stream = element * model.hidden * tokens
-    chosen = Recompute.OPERATORS in plan.recompute_modules
-    for index, layer in enumerate(model.layers):
-        again = chosen or index < plan.recompute_layers
-        if plan.tp > 1:
-            _tensor(add, stream * m, _blocks(layer), sp=plan.sp, again=again, scattered_kept=chosen)
-        if isinstance(layer.mlp, Moe) and plan.ep > 1:
-            held = tokens / (plan.tp if plan.sp else 1)
-            routed = element * model.hidden * held * layer.mlp.topk * m
-            add("ep", "all_to_all", routed * (6 if again else 4))
-    if plan.tp > 1:
-        if plan.sp:  # the embedding scatters its sum, the head gathers its input; backward reversed
-            add("tp", "reduce_scatter", 2 * stream * m)
-            add("tp", "all_gather", 2 * stream * m)
-        else:
-            add("tp", "all_reduce", 2 * stream * m)
-    if plan.sharding is Sharding.ZERO3:
-        _sharded(add, model, plan, m, element)
-    return [Volume(dim=d, kind=k, size_bytes=v) for (d, k), v in found.items()]
-
-
-def _blocks(layer: Layer) -> int:
-    """Tensor-parallel blocks of a layer: attention, and an MLP or shared experts."""
-    mlp = layer.mlp
-    dense = isinstance(mlp, Mlp) or (isinstance(mlp, Moe) and mlp.shared_width > 0)
-    return int(isinstance(layer.attention, Attention)) + int(dense)
-
-
-def _tensor(
-    add: object, stream: float, blocks: int, *, sp: bool, again: bool, scattered_kept: bool
-) -> None:  # fmt: skip
-    put = add
-    assert callable(put)
-    if not sp:
-        put("tp", "all_reduce", (2 + again) * blocks * stream)
-        return
-    put("tp", "all_gather", (2 + again) * blocks * stream)
-    # What is recomputed stops at the last tensor that backward needs: the last product's output is not.
-    scattered = 0 if scattered_kept else again * (blocks - 1)
-    put("tp", "reduce_scatter", (2 * blocks + scattered) * stream)
-
-
-def _sharded(add: object, model: Model, plan: Plan, m: int, element: float) -> None:
-    """Gathers in ``element`` bytes (2 of bf16), scatters in fp32 (4). The head's unit is not resharded in
-    between."""
-    put = add
-    assert callable(put)
-    shards = plan.dp * plan.cp // plan.replicas
-    for layer in model.layers:
-        q = layer_parameters(layer, model.hidden)
-        whole = q.attention_replicated + q.router + q.norms
-        dense = (q.dense - whole) / plan.tp + whole
-        if shards > 1:
-            put("shard", "all_gather", 2 * element * dense * m)
-            put("shard", "reduce_scatter", 4.0 * dense * m)
-        if q.experts and plan.edp > 1:
-            held = q.experts / (plan.ep * plan.etp)
-            put("edp", "all_gather", 2 * element * held * m)
-            put("edp", "reduce_scatter", 4.0 * held * m)
-    if shards > 1:
-        vocab = float(model.vocab * model.hidden / plan.tp)
-        put("shard", "all_gather", element * (2 * vocab + vocab + model.hidden) * m)
-        put("shard", "reduce_scatter", 4.0 * (2 * vocab + model.hidden) * m)
 
 
 def relative(seen: float, said: float) -> float:

@@ -15,14 +15,8 @@ from meshplan.measure.reference.context import zigzag
 from meshplan.measure.reference.decoder import Decoder
 from meshplan.measure.reference.groups import Groups
 from meshplan.measure.reference.loss import loss_context, token_loss
-from meshplan.measure.reference.parallel import (
-    initialise,
-    spread,
-    stage_ranges,
-    stages_of_rank,
-    synchronise,
-)
-from meshplan.measure.reference.stages import V_SHAPED, stage_sizes
+from meshplan.measure.reference.parallel import initialise, spread, synchronise
+from meshplan.measure.reference.stages import V_SHAPED, stage_ranges, stage_sizes, stages_of_rank
 from meshplan.model.layers import Moe
 from meshplan.model.model import Model
 from meshplan.plan.kinds import Schedule, Sharding

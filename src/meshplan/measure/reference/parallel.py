@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -225,27 +224,11 @@ def synchronise(decoder: nn.Module, plan: Plan, *, last: bool) -> None:
     if not isinstance(decoder, FSDPModule):
         return
     if plan.sharding <= Sharding.ZERO1 or plan.pp > 1:
-        decoder.set_is_last_backward(last)
+        # Where backwards do not overlap each is finished as if it were the last: torch otherwise remembers
+        # the forward of all micro-batches, and gathers a unit of an earlier one at the end for nothing.
+        decoder.set_is_last_backward(last or plan.pp == 1)
         decoder.set_requires_gradient_sync(last)
     else:
         decoder.set_requires_all_reduce(last)
     if plan.sharding < Sharding.ZERO3 or plan.pp > 1:
         decoder.set_reshard_after_backward(last)
-
-
-def stage_ranges(layers: int, sizes: tuple[int, ...]) -> list[tuple[int, int]]:
-    """First and one-past-last layer of each stage."""
-    if sum(sizes) != layers:
-        raise ValueError(f"{sizes} is not {layers} layers")
-    ends, found = 0, []
-    for size in sizes:
-        found.append((ends, ends + size))
-        ends += size
-    return found
-
-
-def stages_of_rank(plan: Plan, rank: int, *, v_shaped: bool) -> Iterator[int]:
-    """Stages that a pipeline rank holds: a loop, or a V."""
-    for turn in range(plan.vp):
-        back = v_shaped and turn % 2
-        yield turn * plan.pp + (plan.pp - 1 - rank if back else rank)
