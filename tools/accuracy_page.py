@@ -235,13 +235,13 @@ def _lines(
             "",
             f"Another small decoder, narrow and with many tokens, over a link of {mesh['rate']}: tp 2 × dp 2"
             f" on two ranks of each host takes {mesh['inside_s']:.2f} s a step with TP inside the hosts,"
-            f" {mesh['across_s']:.2f} s with TP across, {mesh['measured_ratio']:.2f} times as long. Estimated,"
-            f" with scalars fitted on {len(mesh['fitted_on'])} other plans on the same ranks"
+            f" {mesh['across_s']:.2f} s with TP across, {mesh['measured_ratio']:.2f} times as long."
+            f" Estimated, with scalars fitted on {len(mesh['fitted_on'])} other plans on the same ranks"
             f" ({', '.join(f'`{n}`' for n in mesh['fitted_on'])}): {mesh['estimated_inside_s']:.2f} s and"
             f" {mesh['estimated_across_s']:.2f} s, {mesh['estimated_ratio']:.2f} times, which is"
             f" {mesh['estimated_ratio'] / mesh['measured_ratio'] - 1:+.0%}. From the curves alone:"
-            f" {mesh['curves_inside_s']:.2f} s and {mesh['curves_across_s']:.2f} s; they lack what the host does"
-            " for every operator of the module.",
+            f" {mesh['curves_inside_s']:.2f} s and {mesh['curves_across_s']:.2f} s; they lack what the host"
+            " does for every operator of the module.",
             "",
             "Four ranks take turns on two cores there, and two TP groups on one link. So the calibration"
             " keeps all ranks busy while it times a kernel, and lets all groups of a kind run at once while"

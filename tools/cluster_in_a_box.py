@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -130,6 +131,7 @@ def main() -> int:
     for kind in (one, two):
         kind.add_argument("--rate", default="1gbit", help="of the link, as tc writes it")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # hosts are taken down however we are ended
     try:
         if args.what == "calibrate":
             return calibrate(args.rate, args.out, args.processes)

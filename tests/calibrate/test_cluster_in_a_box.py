@@ -52,6 +52,47 @@ def test_both_hosts_run_and_nothing_is_left():
     assert namespaces() == before
 
 
+UP = "exec env MESHPLAN_PATIENCE=4 {python} -m meshplan {command} --nodes 2 --node-rank $HOST_RANK"
+UP += " --address $MASTER_ADDR:$MASTER_PORT"
+DOWN = "ip link set $GLOO_SOCKET_IFNAME down"
+
+
+@pytest.mark.parametrize(
+    ("command", "up", "words"),
+    [
+        ("calibrate --out {folder}/box.yaml", 0, "host 1 of 2 did not come to port"),
+        ("calibrate --out {folder}/box.yaml", 1, ":29571 does not answer: "),
+        (
+            "measure llama-3.2-1b --layers 1 --seq 64 --gbs 2 --plan dp2 --rounds 1 --no-check"
+            " --out {folder}/runs",
+            0,
+            "host 1 of 2 did not come to port",
+        ),
+    ],
+)
+def test_a_host_that_is_down_is_one_sentence_and_nothing_is_left(tmp_path, command, up, words):
+    before = namespaces() if Path("/usr/sbin/ip").exists() else ""
+    line = UP.format(python=sys.executable, command=command.format(folder=tmp_path))
+    done = box("run", "--", "sh", "-c", f"if [ $HOST_RANK = {up} ]; then {line}; else {DOWN}; fi")
+    assert done.returncode == 3, done.stderr
+    (said,) = [x for x in done.stderr.splitlines() if x.startswith("error: ")]
+    assert words in said
+    assert "Traceback" not in done.stderr
+    assert namespaces() == before
+    assert not ranks_in(tmp_path)
+
+
+def ranks_in(folder):
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                found += [entry.name] * (str(folder).encode() in (entry / "cmdline").read_bytes())
+            except OSError:
+                continue
+    return found
+
+
 def test_tp_inside_against_across_the_hosts_is_foreseen(tmp_path):
     done = box("--order", str(tmp_path / "order"), "--rounds", "2", "--steps", "1", tool=ACCURACY)
     assert done.returncode == 0, done.stderr

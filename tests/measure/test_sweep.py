@@ -243,11 +243,3 @@ def test_a_port_in_use_is_said():
         launcher = LocalLauncher(address=f"localhost:{port}")
         with pytest.raises(MachineError, match=f"port {port} is in use"):
             launcher.check()
-
-
-def test_a_host_without_answer_is_said(monkeypatch):
-    from meshplan.measure import launch
-
-    monkeypatch.setattr(launch._check_answers, "__defaults__", (0.5,))
-    with pytest.raises(MachineError, match="does not answer"):
-        LocalLauncher(nodes=2, node_rank=1, address="127.0.0.1:1").check()

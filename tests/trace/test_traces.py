@@ -109,6 +109,26 @@ def gloo(op, start_ms, ms, tid, elements):
     return x(f"gloo:{op}", "user_annotation", start_ms, ms, tid=tid, **dims)
 
 
+def test_an_operator_that_waits_for_its_input_computes_only_afterwards(tmp_path):
+    # torch's functional collectives: an addition handed a tensor still on its way waits inside its own event
+    events = [
+        x("ProfilerStep#0", "user_annotation", 0, 50),
+        gloo("all_reduce", 0, 1, 31, 101),
+        x("aten::mm", "cpu_op", 0, 10),
+        x("aten::add", "cpu_op", 10, 30),
+        x("_c10d_functional::wait_tensor", "cpu_op", 10, 25),
+        gloo("all_reduce", 8, 26, 31, 4096),
+    ]
+    own = {"marks": {"101": "tp"}, "members": {"tp": [0, 1]}}
+    found = read_traces([trace(tmp_path / "0.json", events, meshplan=own)])
+    parts = {k: v for k, v in found.of_rank(0).items() if v > 1e-12}
+    # 10 to 34 ms: the all-reduce; 34 to 35 the wait's own end; 35 to 40 the addition
+    assert parts == pytest.approx(
+        {"matmul": 0.010, "tp all-reduce": 0.024, "elementwise": 0.005, "host": 0.011}
+    )
+    assert found.steps[0].hidden == pytest.approx({"tp all-reduce": 0.002})
+
+
 def test_gloo_groups_are_known_by_their_marks(tmp_path):
     marks = {"marks": {"101": "tp", "117": "shard"}, "members": {"tp": [0], "shard": [0]}}
     events = [

@@ -70,6 +70,7 @@ def measure(
         str,
         Parameter(
             metavar="LINE",
+            allow_leading_hyphen=True,
             help="Engine command: the launch line, {folder} {ranks} {tp} … filled in; torchtitan: flags.",
         ),
     ] = "",
@@ -77,7 +78,10 @@ def measure(
         str, Parameter(metavar="FOLDER", help="Where the command leaves its traces.")
     ] = "{folder}",
     launcher: Annotated[Literal["local", "slurm"], Parameter(metavar="NAME")] = "local",
-    sbatch: Annotated[str, Parameter(metavar="FLAGS", help="Of launcher slurm: '--partition=gpu …'.")] = "",
+    sbatch: Annotated[
+        str,
+        Parameter(metavar="FLAGS", allow_leading_hyphen=True, help="Of launcher slurm: '--partition=gpu …'."),
+    ] = "",
     nodes: Annotated[Count, Parameter(help="Hosts; launcher local: start the same command on each.")] = 1,
     node_rank: Annotated[int, Parameter(help="Which of the hosts this is, from 0.")] = 0,
     address: Annotated[str, Parameter(metavar="HOST:PORT", help="Where the hosts meet: host 0's.")] = "",

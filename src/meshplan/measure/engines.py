@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from meshplan.errors import InputError, MeshplanError
+from meshplan.errors import InputError, MeshplanError, shown
 from meshplan.measure.specs import RunSpec
 
 ENGINES = ("reference", "torchtitan", "command")
@@ -212,5 +212,8 @@ def trace_files(folder: Path) -> list[Path]:
 
 
 def words_of(text: str) -> Sequence[str]:
-    """A line of flags as words."""
-    return tuple(shlex.split(text))
+    """A line of flags as words. Raises ``InputError`` for a quote that is not closed."""
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise InputError(f"{shown(text, 200)} is no line of flags: {str(error).lower()}") from None

@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic, sleep
 
+from meshplan.errors import InputError, shown
 from meshplan.measure.failures import MachineError, writing
+from meshplan.measure.meet import come, wait_for_hosts
 
 GRACE_S = 8.0
 """Between asking processes to end and ending them."""
@@ -54,20 +56,32 @@ class LocalLauncher:
             line += ["--nnodes", str(self.nodes), "--node-rank", str(self.node_rank), *self._meet()]
         return [*line, "--max-restarts", "0", "-m", *program]
 
+    def __post_init__(self) -> None:
+        if self.address:
+            self._where()
+
+    def _where(self) -> tuple[str, int]:
+        host, _, port = self.address.rpartition(":") if ":" in self.address else (self.address, "", "29500")
+        if not host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise InputError(f"--address is HOST:PORT with a port up to 65535, not {shown(self.address)}")
+        return host, int(port)
+
     def _meet(self) -> list[str]:
-        host, _, port = self.address.partition(":")
-        return ["--master-addr", host, "--master-port", port or "29500"]
+        host, port = self._where()
+        return ["--master-addr", host, "--master-port", str(port)]
 
     def check(self) -> None:
-        """Raise ``MachineError`` for an address that cannot be used: port taken, host without answer."""
+        """Wait for the other hosts. Raise ``MachineError`` for an address that cannot be used: port taken,
+        a host that does not answer."""
         if not self.address:
             return
-        host, _, port = self.address.partition(":")
-        number = int(port or "29500")
-        if self.node_rank == 0:
-            _check_free(number)
+        host, port = self._where()
+        if self.nodes == 1:
+            _check_free(port)
+        elif self.node_rank == 0:
+            wait_for_hosts(port, self.nodes)
         else:
-            _check_answers(host, number)
+            come(host, port, self.node_rank)
 
     def run(self, processes: int, program: Sequence[str], log: Path, *, limit_s: float) -> Ended:
         """Run to the end or the limit; no process of it is left, also after Ctrl-C."""
@@ -146,16 +160,3 @@ def _check_free(port: int) -> None:
             probe.bind(("", port))
         except OSError:
             raise MachineError(f"port {port} is in use on this host; give another with --address") from None
-
-
-def _check_answers(host: str, port: int, patience_s: float = 30.0) -> None:
-    until = monotonic() + patience_s
-    while True:
-        try:
-            with socket.create_connection((host, port), timeout=3):
-                return
-        except OSError as error:
-            if monotonic() > until:
-                why = (error.strerror or str(error)).lower()
-                raise MachineError(f"{host}:{port} does not answer: {why}") from None
-            sleep(0.5)

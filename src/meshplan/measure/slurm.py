@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic, sleep
 
+from meshplan.errors import InputError
 from meshplan.measure.failures import MachineError, writing
 from meshplan.measure.launch import Ended
 
@@ -32,6 +33,9 @@ class SlurmLauncher:
     nodes: int = 1
     options: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _options(self.options)
 
     def command(self, processes: int, program: Sequence[str]) -> list[str]:
         """The line that submits."""
@@ -55,7 +59,7 @@ class SlurmLauncher:
             f"#SBATCH --output={log.resolve()}",
             "#SBATCH --error=" + str(log.resolve()),
             f"#SBATCH --time={minutes}",
-            *(f"#SBATCH {o}" for o in self.options),
+            *(f"#SBATCH {o}" for o in _options(self.options)),
             "set -euo pipefail",
             *(f"export {k}={shlex.quote(v)}" for k, v in variables.items()),
             'export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" TOKENIZERS_PARALLELISM=false',
@@ -96,6 +100,19 @@ class SlurmLauncher:
         except BaseException:
             _cancel(job)
             raise
+
+
+def _options(words: Sequence[str]) -> list[str]:
+    """One option a line, with the value that follows it. Raises ``InputError`` where no option begins."""
+    if words and not words[0].startswith("-"):
+        raise InputError(f"--sbatch takes sbatch's own options, --partition={words[0]} say, not {words[0]}")
+    lines: list[str] = []
+    for word in words:
+        if word.startswith("-"):
+            lines.append(shlex.quote(word))
+        else:
+            lines[-1] += f" {shlex.quote(word)}"
+    return lines
 
 
 def _state(job: str) -> tuple[str, int]:
