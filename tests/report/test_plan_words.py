@@ -23,8 +23,8 @@ from meshplan.plan.space import Space
 from meshplan.plan.workload import Workload
 from meshplan.report.job_text import job_text, model_word, plan_command
 from meshplan.report.plan_key import find_plan, plan_key, read_plan
+from meshplan.report.plan_names import plan_names
 from meshplan.report.plan_rows import layout_data
-from meshplan.report.plan_view import plan_names
 from meshplan.report.saved import plan_of_data
 
 DEGREE = st.integers(1, 4096)

@@ -22,8 +22,9 @@ from meshplan.cost.models import COST_MODELS, DEFAULT
 from meshplan.errors import InputError
 from meshplan.plan.rules import Setting
 from meshplan.report.parts import step_time
+from meshplan.report.plan_names import plan_names
 from meshplan.report.plan_rows import flat, ranking_data
-from meshplan.report.plan_view import plan_markdown, plan_names, plan_text
+from meshplan.report.plan_view import plan_markdown, plan_text
 from meshplan.report.screen import Screen
 from meshplan.report.table import csv_text
 from meshplan.report.variants_view import variants_data, variants_text

@@ -21,6 +21,7 @@ from meshplan.plan.plans import ALL_LAYERS
 from meshplan.plan.space import Space
 from meshplan.plan.workload import Workload
 from meshplan.search.objective import Objective
+from meshplan.search.usual import usual_size
 
 MACHINE_FLAGS = {"gpu": "--gpu", "nic": "--nic", "gpus_per_node": "--gpus-per-node"}
 
@@ -72,8 +73,6 @@ def question(
     chosen = {**job.space, **given(space)}
     for layers, _ in space.recompute or job.space.get("recompute", ()):
         check_recompute(layers, len(read.layers), read.name)
-    from meshplan.search.planned import usual_size  # a search: not what every command needs
-
     width, usual = size.space or job.size or usual_size(prices), {}
     own = getattr(prices, "stack", None)
     if own is not None and own.sharding and framework == "any" and width != "full":

@@ -11,6 +11,7 @@ from meshplan.cost.full.explain import Explanation, Stage, Term
 from meshplan.model.model import Model
 from meshplan.plan.workload import Workload
 from meshplan.report.parts import bars, step_time, wrap
+from meshplan.report.plan_names import plan_names
 from meshplan.report.plan_rows import (
     beyond,
     cluster_data,
@@ -20,7 +21,6 @@ from meshplan.report.plan_rows import (
     workload_data,
     workload_words,
 )
-from meshplan.report.plan_view import plan_names
 from meshplan.report.screen import Screen
 from meshplan.report.table import Column, table
 from meshplan.units import format_bytes

@@ -16,8 +16,9 @@ from meshplan.report.estimate_view import stage_data
 from meshplan.report.job_text import job_text, model_word, plan_command
 from meshplan.report.pipeline_run import durations_data, stages_data
 from meshplan.report.plan_key import plan_key
+from meshplan.report.plan_names import plan_names
 from meshplan.report.plan_rows import plan_data, ranking_data
-from meshplan.report.plan_view import plan_names, shown_rows
+from meshplan.report.plan_view import shown_rows
 from meshplan.report.studies import Told, case_of, gpu_counts, scaling_of, sensitivities_of
 from meshplan.search.band import error_band, ranking_band
 from meshplan.search.fidelity import can_simulate

@@ -8,8 +8,8 @@ from typing import Any
 from meshplan.cost.costs import Costs
 from meshplan.export.launch import Job, Launch, Note
 from meshplan.report.parts import step_time, wrap
+from meshplan.report.plan_names import plan_names
 from meshplan.report.plan_rows import cluster_data, model_data, plan_data, workload_data
-from meshplan.report.plan_view import plan_names
 from meshplan.report.screen import Screen
 from meshplan.units import format_bytes
 

@@ -12,6 +12,7 @@ from meshplan.cost.costs import Costs, Floats
 from meshplan.cost.full.pipeline import Pipelines
 from meshplan.plan.rules import Setting
 from meshplan.report.parts import bars, step_time, wrap
+from meshplan.report.plan_names import plan_names
 from meshplan.report.plan_rows import (
     cluster_data,
     layout_data,
@@ -20,7 +21,6 @@ from meshplan.report.plan_rows import (
     workload_data,
     workload_words,
 )
-from meshplan.report.plan_view import plan_names
 from meshplan.report.screen import Screen, printable
 from meshplan.report.table import Column, table
 from meshplan.report.timeline import critical_path_text, draw_timeline

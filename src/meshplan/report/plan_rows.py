@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from meshplan.cluster.cluster import Cluster
 from meshplan.cost.costs import Costs
@@ -12,7 +12,9 @@ from meshplan.model.model import Model
 from meshplan.plan.kinds import CpKind, Recompute, Schedule, Sharding
 from meshplan.plan.plans import Plans
 from meshplan.plan.workload import Workload
-from meshplan.search.ranking import Ranking
+
+if TYPE_CHECKING:  # estimate shows one plan, and knows of no ranking
+    from meshplan.search.ranking import Ranking
 
 SCHEMA_VERSION = 1
 

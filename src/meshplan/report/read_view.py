@@ -13,6 +13,7 @@ from meshplan.plan.plans import Plans
 from meshplan.plan.rules import broken, framework_rules
 from meshplan.report.launch_view import indented
 from meshplan.report.parts import bars, step_time, wrap
+from meshplan.report.plan_names import plan_names
 from meshplan.report.plan_rows import (
     cluster_data,
     layout_data,
@@ -22,7 +23,6 @@ from meshplan.report.plan_rows import (
     workload_data,
     workload_words,
 )
-from meshplan.report.plan_view import plan_names
 from meshplan.report.screen import Screen
 from meshplan.units import format_bytes
 

@@ -25,8 +25,8 @@ from meshplan.plan.plans import Plans
 from meshplan.plan.space import Space
 from meshplan.report.gather import SCHEMA_VERSION, TOP, report_data
 from meshplan.report.plan_key import plan_key
+from meshplan.report.plan_names import plan_names
 from meshplan.report.plan_rows import workload_of
-from meshplan.report.plan_view import plan_names
 from meshplan.report.saved import is_ranking, order_of_data, plan_of_data
 from meshplan.report.studies import Told
 from meshplan.search.fidelity import SURE

@@ -10,8 +10,8 @@ from meshplan.goodput.phases import PhasedRun, PhaseResult, Transition
 from meshplan.goodput.run import WholeRun
 from meshplan.plan.plans import Plans
 from meshplan.report.parts import step_time, wrap
+from meshplan.report.plan_names import plan_names
 from meshplan.report.plan_rows import plan_data
-from meshplan.report.plan_view import plan_names
 from meshplan.report.screen import Screen
 from meshplan.report.table import Column, pad, table
 from meshplan.report.why_not_view import value_words

@@ -9,8 +9,8 @@ from typing import Any
 
 from meshplan.cost.models import priced_by
 from meshplan.report.parts import step_time, wrap
+from meshplan.report.plan_names import plan_names
 from meshplan.report.plan_rows import plan_data
-from meshplan.report.plan_view import plan_names
 from meshplan.report.screen import Screen
 from meshplan.report.table import Column, pad, table
 from meshplan.report.why_view import SCHEMA_VERSION, head, question_data

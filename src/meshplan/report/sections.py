@@ -19,7 +19,7 @@ from meshplan.report.cited import cited
 from meshplan.report.markup import Html, h, join
 from meshplan.report.parts import step_time
 from meshplan.report.pipeline_run import pipeline_run
-from meshplan.report.plan_view import plan_names
+from meshplan.report.plan_names import plan_names
 from meshplan.report.said import said
 from meshplan.report.saved import order_of_data, plan_of_data
 from meshplan.report.timeline_svg import is_folded

@@ -10,7 +10,7 @@ from meshplan.model.counts import model_parameters
 from meshplan.plan.plans import Plan
 from meshplan.report.parts import step_time, wrap
 from meshplan.report.plan_key import plan_key
-from meshplan.report.plan_view import plan_names
+from meshplan.report.plan_names import plan_names
 from meshplan.report.screen import Screen
 from meshplan.report.table import Column, table
 from meshplan.report.why_view import indented, summary

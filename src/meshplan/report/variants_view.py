@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from meshplan.report.parts import step_time
+from meshplan.report.plan_names import plan_names
 from meshplan.report.plan_rows import plan_data
-from meshplan.report.plan_view import plan_names
 from meshplan.report.screen import Screen
 from meshplan.report.table import Column, table
 from meshplan.search.ranking import Ranking

@@ -7,8 +7,8 @@ from typing import Any
 
 from meshplan.cost.costs import Costs
 from meshplan.report.parts import step_time, wrap
+from meshplan.report.plan_names import plan_names
 from meshplan.report.plan_rows import plan_data
-from meshplan.report.plan_view import plan_names
 from meshplan.report.screen import Screen
 from meshplan.report.table import Column, table
 from meshplan.report.why_view import binding_lines

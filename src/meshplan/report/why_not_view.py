@@ -9,8 +9,8 @@ from meshplan.plan.kinds import CpKind, Recompute, Schedule, Sharding
 from meshplan.plan.plans import ALL_LAYERS, AUTO_LAYERS, Plans
 from meshplan.report.part_words import memory_reason
 from meshplan.report.parts import step_time, wrap
+from meshplan.report.plan_names import plan_names
 from meshplan.report.plan_rows import plan_data
-from meshplan.report.plan_view import plan_names
 from meshplan.report.screen import Screen
 from meshplan.report.why_view import (
     SCHEMA_VERSION,

@@ -12,8 +12,8 @@ from meshplan.cost.costs import Costs
 from meshplan.cost.models import priced_by, stack_name
 from meshplan.report.part_words import MEANING, MEMORY_MEANING, memory_reason, reason
 from meshplan.report.parts import step_time, wrap
+from meshplan.report.plan_names import plan_names
 from meshplan.report.plan_rows import cluster_data, model_data, plan_data, workload_data, workload_words
-from meshplan.report.plan_view import plan_names
 from meshplan.report.screen import Screen, printable
 from meshplan.report.table import Column, pad, table
 from meshplan.search.reasons import Case

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol, TypeGuard
+from typing import TYPE_CHECKING, Protocol, TypeGuard
 
 import numpy as np
 
@@ -11,7 +11,9 @@ from meshplan.cost.costs import Costs, Floats
 from meshplan.model.model import Model
 from meshplan.plan.plans import Plans
 from meshplan.plan.workload import Workload
-from meshplan.search.candidates import Join
+
+if TYPE_CHECKING:
+    from meshplan.search.candidates import Join
 
 ROWS = 1 << 15
 

@@ -6,20 +6,13 @@ from collections.abc import Sequence
 
 from meshplan.cost.costs import CostModel
 from meshplan.plan.rules import Rule, Setting
-from meshplan.plan.space import Size, Space
+from meshplan.plan.space import Space
 from meshplan.search.band import ranking_band
 from meshplan.search.bounded import Told
-from meshplan.search.bounds import can_bound
 from meshplan.search.fidelity import SURE, Fidelity
 from meshplan.search.objective import Objective
 from meshplan.search.ranking import Ranking
 from meshplan.search.search import search
-
-
-def usual_size(cost_model: CostModel) -> Size:
-    """The space that is searched unless another is asked for: ``small``, and ``plain`` for cost models that
-    price no virtual stages and no FSDP."""
-    return "small" if can_bound(cost_model) else "plain"
 
 
 def planned(

@@ -34,9 +34,9 @@ from meshplan.report.plan_key import MOST_CHARACTERS as MOST_KEY
 from meshplan.report.studies import candidates
 from meshplan.search.fidelity import can_simulate
 from meshplan.search.objective import OBJECTIVES, Objective
-from meshplan.search.planned import usual_size
 from meshplan.search.reasons import Case
 from meshplan.search.reasons_compare import with_memory, with_network
+from meshplan.search.usual import usual_size
 from meshplan.units import parse_bytes
 from meshplan.web.packed import MOST_CHARACTERS, unpack
 

@@ -14,7 +14,7 @@ from meshplan.cli.wishes import open_space, tie_share, wish_of
 from meshplan.cost.costs import CostModel
 from meshplan.plan.plans import Plans
 from meshplan.plan.rules import Setting
-from meshplan.report.plan_view import plan_names
+from meshplan.report.plan_names import plan_names
 from meshplan.report.studies import gpu_counts, scaling_of, sensitivities_of
 from meshplan.report.why_not_view import why_not_data
 from meshplan.search.planned import planned
