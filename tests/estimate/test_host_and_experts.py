@@ -186,7 +186,8 @@ def test_biases_of_experts_are_paid_for():
     """gpt-oss-20b: the gradient of the experts' biases reads 2 bytes of each of 2 · 2,880 + 2,880 columns for
     each routed token: 4 · 4,096 · 17,280 bytes are 283 MB a layer, 85 us at an H100's 3.35 TB/s. Megatron's
     ``_apply_bias`` moves 64 bytes of each of 2,880 columns besides, 3.02 GB, in three kernels forward and six
-    backward for each of a rank's 4 experts: at 0.8 of the bandwidth and 3 us a kernel, as aiconfigurator counts."""
+    backward for each of a rank's 4 experts: at 0.8 of the bandwidth and 3 us a kernel, as aiconfigurator
+    counts."""
     model, cluster = load_model("gpt-oss-20b"), cluster_of("h100-sxm", 8)
     without = replace(
         model,

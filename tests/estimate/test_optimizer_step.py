@@ -35,16 +35,16 @@ def rate(stack):
     ],
 )
 def test_traffic_by_hand(stack, plan, held, owned, of_held, of_owned):
-    """30 bytes of Adam and 4 of the norm for what a rank owns; Megatron's zeroing and scaling of fp32 gradients,
-    12 for what it holds; torch's scaling, 8 for what it owns."""
+    """30 bytes of Adam and 4 of the norm for what a rank owns; Megatron's zeroing and scaling of fp32
+    gradients, 12 for what it holds; torch's scaling, 8 for what it owns."""
     costs = priced("llama-3-70b", "h100-sxm", stack, plan)
     by_hand = held * (of_owned / owned + of_held) / rate(stack)
     assert float(costs.time["optimizer"][0]) == pytest.approx(by_hand, rel=0.06)
 
 
 def test_deepseek_v3_pays_for_its_gradients_outside_the_pipeline():
-    """arXiv 2505.09343, table 4: 0.29 s beside the pipeline's parts, said to be the optimizer. Moving gradients
-    and weights and the optimizer's own traffic are most of what is modelled of it; waiting is not."""
+    """arXiv 2505.09343, table 4: 0.29 s beside the pipeline's parts, said to be the optimizer. Moving
+    gradients and weights and the optimizer's own traffic are modelled of it; waiting is not."""
     plan = Plan(
         pp=16,
         schedule=Schedule.DUALPIPE,

@@ -102,7 +102,7 @@ def mfu_text(data: Mapping[str, Any], screen: Screen) -> str:
         screen.width,
     )
     if data["mtp_layers"]:
-        text = f"multi-token prediction ({data['mtp_layers']} more layer and head) is counted in every convention"
+        text = f"multi-token prediction ({data['mtp_layers']} more layer and head) is counted in all of them"
         lines += wrap(text + "; a source that leaves it out counts less", screen.width)
     if data["from"] == "tflops":
         text = "TFLOP/s mean other tokens/s in each convention; MFU is the same share of the peak in all"

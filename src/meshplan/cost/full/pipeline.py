@@ -278,7 +278,7 @@ def pipelines(c: Context) -> Pipelines:
     at = priced.of_plan
     kept = stages.per_rank([a.kept[at] for a in priced.activations])
     inputs = stages.per_rank([a.input[at] for a in priced.activations])
-    holds = (p.vp > 1) & (not c.stack.p2p_overlap)
+    holds = ((p.vp > 1) & (not c.stack.p2p_overlap)) | c.stack.p2p_blocking
     return Pipelines(
         plans=p,
         layers=len(c.model.layers),

@@ -100,6 +100,8 @@ class Stack:
     """Share of FSDP's transfer time that may hide under computing of the same layer."""
     p2p_overlap: bool = True
     """Point-to-point hidden when stages are interleaved."""
+    p2p_blocking: bool = False
+    """A rank sends, receives and computes one after the other, whatever the schedule."""
     dispatcher: str = "all-to-all"
     """``all-to-all``: one copy a token and expert; ``dedup``: one a token and node (DeepEP, HybridEP)."""
     weight_bytes: float = 2.0

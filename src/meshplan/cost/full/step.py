@@ -81,8 +81,9 @@ def pipeline_parts(c: Context, priced: Priced, known: Paces, recomputed: Floats)
     time["imbalance"] = np.maximum(m * busy_max - of_step * busy, 0.0)
     time["bubble"] = bubble
     time["pp"] = waiting
-    if not c.stack.p2p_overlap:
-        time["pp"] = waiting + ((p.vp > 1) & (p.pp > 1)) * (2.0 * p.vp * hop * m)
+    if c.stack.p2p_blocking or not c.stack.p2p_overlap:
+        held = (p.pp > 1) & ((p.vp > 1) | c.stack.p2p_blocking)
+        time["pp"] = waiting + held * (2.0 * p.vp * hop * m)
     hidden = {name: of_step * value.take(at) for name, value in hidden.items()}
     hidden["dp"] = of_step * total(work.gather_hidden)
     return Pipeline(time=time, hidden=hidden, forward=forward_max, backward=busy_max - forward_max)
