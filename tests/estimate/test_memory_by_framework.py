@@ -9,7 +9,9 @@ from meshplan.cli import main
 from meshplan.cluster.presets import cluster_of
 from meshplan.cluster.profile import load_profile
 from meshplan.cost.full.context import Context
+from meshplan.cost.full.memory import PARTS
 from meshplan.cost.full.model import FullModel
+from meshplan.cost.full.readings import readings
 from meshplan.cost.full.stack import load_stack, stack_from
 from meshplan.errors import InputError
 from meshplan.model.load import load_model
@@ -173,3 +175,22 @@ def test_by_operator_torchtitan_keeps_what_experts_exchange():
         for ep in (8, 1)
     )  # fmt: skip
     assert with_ - without == pytest.approx(26 * 4096 * 6 * 2 * 2048 * 2, rel=1e-6)
+
+
+def test_estimate_says_what_tools_read(capsys):
+    """pytorch/torchtitan, commit e23bb707d: 49.58 GiB reserved by Llama 3 8B on eight H100."""
+    run = "estimate llama-3.1-8b --gpu h100-sxm --gpus 8 --seq 8192 --gbs 8 --stack torchtitan"
+    data = asked(capsys, f"{run} --recompute operators")
+    seen, parts = data["readings"], data["memory"]
+    assert seen["reserved_bytes"] / GIB == pytest.approx(49.58, rel=0.06)
+    assert seen["allocated_bytes"] == pytest.approx(
+        data["memory_bytes"] - parts["fragmentation"] - parts["context and NCCL"]
+    )
+    assert seen["allocated_bytes"] < seen["reserved_bytes"] < seen["device_bytes"]
+
+
+def test_an_allocator_that_runs_short_gives_back_what_it_keeps():
+    parts = dict.fromkeys(PARTS, 0.0) | {"activations": 60.0, "fragmentation": 5.0, "context and NCCL": 4.0}
+    wide, tight = (readings(parts, limit=limit, cached=0.1, buffers=2.0) for limit in (100.0, 70.0))
+    assert (wide.allocated, wide.reserved, wide.device) == (60, 65 + 8, 69 + 8)
+    assert (tight.allocated, tight.reserved, tight.device) == (60, 65 + 1, 70)

@@ -73,6 +73,11 @@ def estimate_data(found: Explanation, model: Model, cluster: Cluster, workload: 
         "time": parts_data(costs.time, 0),
         "hidden": parts_data(costs.hidden, 0),
         "memory": parts_data(costs.memory, 0),
+        "readings": {
+            "allocated_bytes": found.readings.allocated,
+            "reserved_bytes": found.readings.reserved,
+            "device_bytes": found.readings.device,
+        },
         "stages": [stage_data(stage) for stage in found.stages],
         "provenance": [asdict(term) for term in found.terms],
         "assumptions": [*found.assumptions, *beyond(model, workload)],
@@ -142,6 +147,12 @@ def _memory(found: Explanation, screen: Screen) -> Iterator[str]:
     costs = found.costs
     yield screen.bold(f"memory of the fullest GPU: {format_bytes(float(costs.memory_bytes[0]))}")
     yield from bars(parts_data(costs.memory, 0), format_bytes)
+    seen = found.readings
+    yield from wrap(
+        f"as tools read it: PyTorch allocated {format_bytes(seen.allocated)}, reserved"
+        f" {format_bytes(seen.reserved)}; nvidia-smi {format_bytes(seen.device)}",
+        screen.width,
+    )
     if len(found.stages) > 1:
         yield ""
         head, *rows = table(_stage_columns(found), screen.width)

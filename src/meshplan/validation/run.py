@@ -10,13 +10,11 @@ import numpy as np
 
 from meshplan.cost.costs import Costs
 from meshplan.cost.full.model import FullModel
+from meshplan.cost.full.readings import readings
 from meshplan.errors import MeshplanError
 from meshplan.plan.plans import Plans
 from meshplan.validation.cases import Case, SkippedError, case_of
 from meshplan.validation.rows import Row
-
-LOOSE = ("activations", "loss and workspace", "gathered weights")
-"""Parts of memory that come and go within a step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,22 +105,15 @@ def _problem(case: Case) -> Hashable:
 
 
 def _outcome(case: Case, costs: Costs, buffers: float) -> Outcome:
-    device = float(costs.memory_bytes[0])
-    left_out = {
-        "allocated": ("fragmentation", "context and NCCL"),
-        "reserved": ("context and NCCL",),
-        "device": (),
-    }
-    counted = device - sum(float(costs.memory[part][0]) for part in left_out[case.memory_kind])
-    if case.memory_kind != "allocated":
-        # The allocator keeps what it freed until it runs short.
-        held = sum(float(costs.memory[part][0]) for part in LOOSE) * case.stack.cached + buffers
-        counted += min(held, max(costs.memory_limit_bytes - device, 0.0))
+    seen = readings(
+        {part: float(value[0]) for part, value in costs.memory.items()},
+        limit=costs.memory_limit_bytes, cached=case.stack.cached, buffers=buffers,
+    )  # fmt: skip
     return Outcome(
         case=case,
         step_s=float(costs.step_s[0]),
-        memory_bytes=counted,
-        device_bytes=device,
+        memory_bytes=float(getattr(seen, case.memory_kind)),
+        device_bytes=float(costs.memory_bytes[0]),
         limit_bytes=costs.memory_limit_bytes,
         costs=costs,
     )

@@ -15,9 +15,10 @@ from meshplan.cluster.profile_data import Evidence
 from meshplan.cost.costs import Costs, Floats
 from meshplan.cost.full.context import Context
 from meshplan.cost.full.layers import price_layers
-from meshplan.cost.full.memory import Peak, host_bytes, peak
+from meshplan.cost.full.memory import Peak, gather_buffers, host_bytes, peak
 from meshplan.cost.full.model import PEAK_OF, FullModel
 from meshplan.cost.full.pipeline import pipelines
+from meshplan.cost.full.readings import Readings, readings
 from meshplan.cost.full.stack import FITTED, Stack
 from meshplan.model.flops import ForwardFlops, flop_per_token, layer_flops
 from meshplan.model.layers import Layer, Moe
@@ -83,6 +84,8 @@ class Explanation:
     """As MFU, with the FLOP that recomputing runs again."""
     peak_flops: float
     """What MFU and HFU are shares of."""
+    readings: Readings
+    """The peak as tools read it."""
     stages: tuple[Stage, ...]
     terms: tuple[Term, ...]
     assumptions: tuple[str, ...]
@@ -127,6 +130,12 @@ def explain(
         stack=stack,
         hfu=float(costs.mfu[0]) * (1 + again),
         peak_flops=best,
+        readings=readings(
+            {part: float(value[0]) for part, value in costs.memory.items()},
+            limit=costs.memory_limit_bytes,
+            cached=stack.cached,
+            buffers=float(gather_buffers(context)[0]),
+        ),
         stages=tuple(_simulated_stages(context) if simulated else _stages(context, memory)),
         terms=tuple(_terms(context, costs, simulated=simulated)),
         assumptions=(*costs.assumptions, *_assumptions(context)),
