@@ -122,21 +122,24 @@ def best_cut(costs: Layout, kinds: Layout, pp: int, vp: int, shape: int) -> Layo
 
 
 def least_busiest(layers: list[float], ideal: float, home: list[int], embedding: float, head: float) -> float:
-    """What no cut's busiest rank has less than: equal layers come whole, beside the ends on their ranks. The
-    pace of a looped pipeline is no less than the work of any of its ranks either."""
-    one, ranks = layers[0], max(home) + 1
-    if one <= 0 or any(layer != one for layer in layers):
-        return ideal
-    ends = [0.0] * ranks
+    """What no cut's busiest rank has less than: layers come whole, beside the ends on their ranks. The pace
+    of a looped pipeline is no less than the work of any of its ranks either."""
+    ends = [0.0] * (max(home) + 1)
     ends[home[0]] += embedding
     ends[home[-1]] += head
+    bound = ideal
+    for one in {*layers} - {0.0}:
+        count = layers.count(one)
 
-    def room(most: float) -> int:
-        return sum(int((most - end) / one + 1e-9) for end in ends if end <= most)
+        def holds(most: float, one: float = one, count: int = count) -> bool:
+            return sum(int((most - end) / one + 1e-9) for end in ends if end <= most) >= count
 
-    # The busiest rank has whole layers beside one of the ends.
-    tried = (end + one * (k + max(ceil((ideal - end) / one), 0)) for end in set(ends) for k in range(3))
-    return min((most for most in sorted(tried) if room(most) >= len(layers)), default=ideal)
+        if holds(bound):
+            continue
+        # Room for one more layer comes where a rank has whole layers beside its end.
+        steps = (end + one * (k + ceil((bound - end) / one)) for end in {*ends} for k in range(3))
+        bound = min((most for most in steps if most > bound and holds(most)), default=bound)
+    return bound
 
 
 def _lean(layers: list[float], cut: Layout, bound: float, embedding: float, head: float) -> Layout:
