@@ -215,12 +215,12 @@ def test_memory_bound_by_hand() -> None:
 
 
 def test_many_shapes_are_quick() -> None:
-    """300,000 shapes in well under a second; 60 ms on the machine it was written on."""
+    """300,000 shapes in well under a second of processor time; 60 ms on the machine it was written on."""
     profile = load_profile("h100-sxm")
     m, n, k = np.random.default_rng(1).integers(1, 100_000, (3, 300_000))
-    start = time.perf_counter()
+    start = time.process_time()
     gemm_seconds(profile, m, n, k)
-    assert time.perf_counter() - start < 1.0
+    assert time.process_time() - start < 1.0
 
 
 @pytest.mark.parametrize("name", profile_names())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -139,9 +140,10 @@ def slurm() -> Iterator[dict[str, str]]:
     for i in range(8):
         (folder / f"gpu{i}").touch()
     (folder / "gres.conf").write_text(f"NodeName={host} Name=gpu File={folder}/gpu[0-7]\n")
+    ports = free_ports(2)
     lines = {
         "ClusterName": "box", "SlurmctldHost": host, "AuthType": "auth/none", "CredType": "cred/none",
-        "SlurmUser": "root", "SlurmdUser": "root", "SlurmctldPort": free_port(), "SlurmdPort": free_port(),
+        "SlurmUser": "root", "SlurmdUser": "root", "SlurmctldPort": ports[0], "SlurmdPort": ports[1],
         "StateSaveLocation": folder / "state", "SlurmdSpoolDir": folder / "spool",
         "SlurmctldPidFile": folder / "ctld.pid", "SlurmdPidFile": folder / "d.pid",
         "SlurmctldLogFile": folder / "ctld.log", "SlurmdLogFile": folder / "d.log",
@@ -164,7 +166,7 @@ def slurm() -> Iterator[dict[str, str]]:
         for name in ("slurmctld", "slurmd")
     ]
     try:
-        for _ in range(60):
+        for _ in range(240):
             state = subprocess.run(
                 ["sinfo", "-h", "-o", "%T"], env=env, capture_output=True, text=True, check=False
             )
@@ -180,14 +182,17 @@ def slurm() -> Iterator[dict[str, str]]:
     finally:
         for daemon in reversed(daemons):
             daemon.terminate()
-            daemon.wait(timeout=20)
+            daemon.wait(timeout=60)
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody has, held all at once so that they differ."""
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
 
 
 @pytest.mark.skipif(

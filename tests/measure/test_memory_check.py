@@ -247,7 +247,7 @@ def test_pipeline_ranks_hold_the_micro_batches_in_flight():
 
 def run(*args):
     return subprocess.run(
-        [sys.executable, "-m", "meshplan", *args], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-m", "meshplan", *args], capture_output=True, text=True, timeout=280, check=False
     )
 
 

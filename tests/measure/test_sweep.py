@@ -196,7 +196,7 @@ time.sleep(60)
 """
 
 
-def gone(pid, patience=5.0):
+def gone(pid, patience=60.0):
     until = time.monotonic() + patience
     while time.monotonic() < until:
         try:
@@ -211,9 +211,12 @@ def gone(pid, patience=5.0):
 
 def test_a_run_over_its_limit_is_ended_with_its_children(tmp_path):
     pid = tmp_path / "pid"
-    with (tmp_path / "log").open("wb") as log:
-        ended = watch([sys.executable, "-c", FAMILY, str(pid)], log, dict(os.environ), limit_s=1.5)
-    assert ended.code is None
+    for limit_s in (1.5, 6, 24):  # a busy machine may need longer until the child is there
+        with (tmp_path / "log").open("wb") as log:
+            ended = watch([sys.executable, "-c", FAMILY, str(pid)], log, dict(os.environ), limit_s=limit_s)
+        assert ended.code is None
+        if pid.exists() and pid.read_text():
+            break
     assert gone(int(pid.read_text()))
 
 
@@ -225,11 +228,11 @@ def test_ctrl_c_ends_the_children(tmp_path):
         " limit_s=60)"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE)
-    until = time.monotonic() + 20
+    until = time.monotonic() + 120
     while not (pid.exists() and pid.read_text()) and time.monotonic() < until:
         time.sleep(0.05)
     parent.send_signal(signal.SIGINT)
-    parent.communicate(timeout=20)
+    parent.communicate(timeout=120)
     assert gone(int(pid.read_text()))
 
 

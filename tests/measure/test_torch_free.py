@@ -27,7 +27,7 @@ sys.exit(run(sys.argv[1:]))
 
 def python(code, *args):
     return subprocess.run(
-        [sys.executable, "-c", code, *args], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code, *args], capture_output=True, text=True, timeout=240, check=False
     )
 
 

@@ -167,8 +167,8 @@ def test_a_table_of_plans_is_fast() -> None:
     n = 100_000
     rng = np.random.default_rng(0)
     code, p = rng.integers(0, 11, n), rng.choice([2, 4, 8], n)
-    began = time.perf_counter()
+    began = time.process_time()
     total, bubble = step_time(code, p, 2, 4 * p, 1.0, 1.0, 1.0, p, p, p, 0.01)
-    assert time.perf_counter() - began < 2
+    assert time.process_time() - began < 2
     assert total.shape == bubble.shape == (n,)
     assert np.isfinite(total).all()

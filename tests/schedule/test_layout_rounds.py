@@ -105,7 +105,7 @@ def test_rounds_where_stages_do_not_come_out_even() -> None:
 
 
 def test_fast_enough_for_a_search() -> None:
-    began = time.perf_counter()
+    began = time.process_time()
     for _ in range(5):
         best_rounds([1.0] * 126, ranks=16, vp=4, head=0.66, least_ends=0)
-    assert (time.perf_counter() - began) / 5 < 0.1
+    assert (time.process_time() - began) / 5 < 0.1

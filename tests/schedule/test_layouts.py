@@ -188,9 +188,9 @@ def test_fast_enough_for_a_search() -> None:
     costs = rng.random(126).tolist()
 
     def took() -> float:
-        began = time.perf_counter()
+        began = time.process_time()
         best_split(costs, ranks=16, embedding=0.1, head=0.5)
-        return time.perf_counter() - began
+        return time.process_time() - began
 
     assert min(took() for _ in range(20)) < 0.005
 

@@ -253,7 +253,7 @@ def test_intervals_are_sets_of_moments(a, b):
 
 def run(*args):
     return subprocess.run(
-        [sys.executable, "-m", "meshplan", *args], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-m", "meshplan", *args], capture_output=True, text=True, timeout=240, check=False
     )
 
 

@@ -43,7 +43,7 @@ class Server:
         """End it as Ctrl-C does; what it exits with."""
         self.process.send_signal(signal.SIGINT)
         try:
-            return self.process.wait(10)
+            return self.process.wait(60)
         finally:
             self.process.kill()
             self.process.wait()

@@ -49,7 +49,8 @@ def _about_arguments(error: str, text: str, arguments: Sequence[str] | None) -> 
     if not _POSITION.search(error):
         return ""
     names = {int(n): name for name, n in re.findall(rf"({NAME})=[\"']?\$\{{?([0-9]+)", text)}
-    most = max(names, default=0)
+    used = [int(n) for n in re.findall(r"\$\{?([1-9][0-9]?)", text)]
+    most = max((*names, *used), default=0)
     told = " ".join(names.get(i, f"${i}") for i in range(1, most + 1)) if most else "…"
     if arguments:
         return f"; {len(arguments)} arguments were given, and the script takes: {told}"

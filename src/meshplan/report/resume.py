@@ -52,6 +52,8 @@ def read_saved(path: str | Path) -> dict[str, Any]:
 def report_of_saved(saved: Mapping[str, Any], *, told: Told = lambda what: None) -> dict[str, Any]:
     """The data of the report on a saved answer. Raises ``InputError`` for what is no answer of meshplan."""
     version = saved.get("schema_version")
+    if version is None:
+        raise InputError("the saved answer is none of what plan, estimate and report print with --json")
     if version != SCHEMA_VERSION:
         raise InputError(
             f"the saved answer has schema_version {shown(version)}; {SCHEMA_VERSION} can be read"
