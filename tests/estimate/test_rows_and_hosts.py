@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from meshplan.cli import main
 from meshplan.cluster.curves import unaligned
 from meshplan.cluster.presets import cluster_of
 from meshplan.cost.full.model import FullModel
@@ -114,3 +115,11 @@ def test_a_blocking_pipeline_waits_for_both_sends_of_every_micro_batch():
     assert load_stack("nanotron").p2p_blocking
     more = sending() - sending(p2p_blocking=False)
     assert 2 * 32 * 0.67e-3 <= more <= 1.3 * 2 * 32 * 0.67e-3
+
+
+def test_an_estimate_says_that_the_head_is_unaligned(capsys):
+    line = "estimate gpt2-xl --gpu a100-80gb --gpus 8 --dp 8 --seq 1024 --gbs 64"
+    assert main([*line.split(), "--framework", "torchtitan"]) == 0
+    assert "a head of 50,257 columns a rank, no multiple of 8" in " ".join(capsys.readouterr().out.split())
+    assert main([*line.split(), "--framework", "megatron"]) == 0
+    assert "no multiple of 8" not in capsys.readouterr().out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -9,7 +10,7 @@ from importlib import import_module
 import numpy as np
 
 from meshplan.cluster.cluster import Cluster
-from meshplan.cluster.curves import gemm_curve
+from meshplan.cluster.curves import gemm_curve, unaligned
 from meshplan.cluster.profile import Profile, profile_of
 from meshplan.cluster.profile_data import Evidence
 from meshplan.cost.costs import Costs, Floats
@@ -331,6 +332,15 @@ def _assumptions(c: Context) -> Iterator[str]:
         "MFU counts the model's own FLOP, causal attention once, against the dense "
         f"{PEAK_OF[c.workload.precision]} peak"
     )
+    if c.model.mtp:
+        yield "MFU counts multi-token prediction, its layers and its head"
+    columns = float(c.padded_vocab(c.plans.tp)[0] / c.plans.tp[0])
+    slower = float(unaligned(columns))
+    if slower > 1:
+        yield (
+            f"a head of {math.ceil(columns):,} columns a rank, no multiple of 8, takes {slower:g} times as"
+            " long as an aligned one"
+        )
     if profile.like:
         yield f"kernels and collectives of {profile.like} stand in for {gpu.name}, as shares of its peaks"
     if any(isinstance(layer.mlp, Moe) for layer in c.kinds):
