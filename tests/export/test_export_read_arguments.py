@@ -114,7 +114,10 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     job = tmp_path / "job.yaml"
     job.write_text("model: llama-3.1-8b\ncluster: {gpu: h100-sxm, gpus: 8}\nworkload: {seq: 4096, gbs: 8}\n")
     assert main(["read", str(job), "--", "8B"]) == 2
-    assert "a job file takes no arguments" in capsys.readouterr().err
+    assert "unexpected argument '8B': nothing in it reads one" in capsys.readouterr().err
+    script.write_text(TRAIN.replace("$", ""))
+    assert main(["read", str(script), "8B"]) == 2
+    assert "unexpected argument '8B'" in capsys.readouterr().err
 
 
 def test_arguments_handed_on_to_the_next_script() -> None:

@@ -76,8 +76,6 @@ def read(
     text, where = _input(file)
     found = recognise(text, where=where, sibling=_beside(file), arguments=arguments)
     if not isinstance(found, Found):
-        if arguments:
-            raise InputError(f"a job file takes no arguments, and {shown(arguments[0])} is one")
         if model is not None:
             raise InputError("a job file says its model; drop --model")
         return _job_file(file, cluster or ClusterFlags(), workload or WorkloadFlags(), stack, json_=json_)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from meshplan.cluster.files import parse_table
-from meshplan.errors import InputError
+from meshplan.errors import InputError, shown
 from meshplan.export.documents import is_json, of_module, of_tables, python_of, read_json, toml_of
 from meshplan.export.found import Found
 from meshplan.export.header import read_facts, take_facts
@@ -16,6 +16,9 @@ from meshplan.export.read_accelerate import read_accelerate
 from meshplan.export.scripts import read_script
 from meshplan.export.shell_follow import Sibling
 from meshplan.export.yaml_settings import is_trainer_yaml, read_model_args, read_trainer_yaml
+
+
+_TAKES_ARGUMENTS = re.compile(r"\$\{?[1-9@*#]|\bshift\b")
 
 
 def recognise(
@@ -31,6 +34,8 @@ def recognise(
             raise InputError("it is a binary file, not text")
         if not text.strip():
             raise InputError("it is empty")
+        if arguments and not _TAKES_ARGUMENTS.search(text):
+            raise InputError(f"unexpected argument {shown(arguments[0])}: nothing in it reads one")
         found = _by_content(text, sibling, arguments)
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
