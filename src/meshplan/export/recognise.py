@@ -17,7 +17,6 @@ from meshplan.export.scripts import read_script
 from meshplan.export.shell_follow import Sibling
 from meshplan.export.yaml_settings import is_trainer_yaml, read_model_args, read_trainer_yaml
 
-
 _TAKES_ARGUMENTS = re.compile(r"\$\{?[1-9@*#]|\bshift\b")
 
 
