@@ -102,3 +102,24 @@ def test_a_miss_that_nobody_would_want_is_left_out(capsys: pytest.CaptureFixture
     assert data["closest_miss"]["step_s"] > 2 * data["plans"][0]["step_s"]
     out, _ = said(capsys, "plan", *long)
     assert "closest miss" not in out
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--html", "."), "cannot write '.': it is a folder"),
+        (("--html", "no/such/report.html"), "no such file or directory"),
+        (("--svg", "here"), "cannot make folder 'here': a file of that name is there"),
+    ],
+)
+def test_a_report_that_cannot_be_written_is_refused_before_the_search(
+    flags: tuple[str, str],
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("here").touch()
+    out, err = said(capsys, "plan", *SMALL, *flags, code=2)
+    assert (out, words in err) == ("", True)

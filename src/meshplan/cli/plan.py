@@ -15,7 +15,7 @@ from meshplan.cli.job import is_phased
 from meshplan.cli.options import Count, Format, Json
 from meshplan.cli.progress import progress
 from meshplan.cli.question import Question, question
-from meshplan.cli.report import Language
+from meshplan.cli.report import Language, check_places
 from meshplan.cli.run_flags import RunFlags, StudyFlags, need_tokens
 from meshplan.cli.variants import best_first, only_variant, variants_of
 from meshplan.cost.models import COST_MODELS, DEFAULT
@@ -137,6 +137,7 @@ def plan(
     if json_ and format_ not in ("table", "json"):
         raise InputError(f"--json and --format {format_} contradict each other; drop one")
     form: Format = "json" if json_ else format_
+    check_places(html, svg)
     variants = variants_of(workload, space)
     if len(variants) > 1 and form not in ("table", "json"):
         only_variant(workload, space, f"and --format {form} is one ranking")

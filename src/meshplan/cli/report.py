@@ -50,6 +50,7 @@ def report(
 
     if out is None and svg is None and not json_:
         raise InputError("nothing to make: give --out report.html, --svg FOLDER or --json")
+    check_places(out, svg)
     try:
         data = report_of_saved(read_saved(saved), told=progress())
         write_report(data, html=out, svg=svg, language=language)
@@ -61,6 +62,16 @@ def report(
     if json_:
         print(json.dumps(data, indent=2, allow_nan=False, ensure_ascii=False))
     return 0
+
+
+def check_places(html: Path | None, svg: Path | None) -> None:
+    """Raises ``InputError`` where a report cannot be written, before anything is searched for it."""
+    if html is not None and html.is_dir():
+        raise InputError(f"cannot write {shown(html, 200)}: it is a folder")
+    if html is not None and not html.absolute().parent.is_dir():
+        raise InputError(f"cannot write {shown(html, 200)}: no such file or directory")
+    if svg is not None and svg.exists() and not svg.is_dir():
+        raise InputError(f"cannot make folder {shown(svg, 200)}: a file of that name is there")
 
 
 def write_report(
