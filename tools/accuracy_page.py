@@ -243,9 +243,9 @@ def _lines(
             f" {mesh['curves_inside_s']:.2f} s and {mesh['curves_across_s']:.2f} s; they lack what the host"
             " does for every operator of the module.",
             "",
-            "Four ranks take turns on two cores there, and two TP groups on one link. So the calibration"
-            " keeps all ranks busy while it times a kernel, and lets all groups of a kind run at once while"
-            " it times a collective: one alone would find the whole link, and in a step it has half of it.",
+            "Four ranks have half a core each there, and two TP groups one link. So the calibration keeps all"
+            " ranks busy while it times a kernel, and lets all groups of a kind run at once while it times a"
+            " collective: one alone would find the whole link, and in a step it has half of it.",
         ]
     return [
         *lines,

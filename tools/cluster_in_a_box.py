@@ -5,7 +5,9 @@
 
 ``run`` starts the command in both hosts, with ``HOST_RANK`` (0 or 1), ``MASTER_ADDR``, ``MASTER_PORT`` and
 gloo's interface set, and ends both when one fails. The link is a veth pair shaped both ways by a token
-bucket (tbf), so bandwidth is known and latency that of the kernel. Needs Linux, root, iproute2.
+bucket (tbf), so bandwidth is known and latency that of the kernel. Ranks that would take turns on too few
+cores can have an equal part of one each (cgroups), as the link has its rate: a rank then computes as fast
+while the others wait as while they work. Needs Linux, root, iproute2, util-linux.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import sleep
@@ -39,8 +41,9 @@ def sh(*command: str) -> None:
 @contextmanager
 def hosts(rate: str) -> Iterator[tuple[str, str]]:
     """Names of two namespaces joined at ``rate`` (as tc writes it: ``1gbit``); gone afterwards."""
-    if shutil.which("ip") is None or shutil.which("tc") is None:
-        raise NotAllowedError("iproute2 (ip, tc) is not installed")
+    missing = [program for program in ("ip", "tc", "nsenter") if shutil.which(program) is None]
+    if missing:
+        raise NotAllowedError(f"iproute2 (ip, tc) or util-linux (nsenter) is not installed: {missing[0]}")
     tag = f"mp{os.getpid() % 100000}"
     names, links = (f"{tag}a", f"{tag}b"), (f"{tag}0", f"{tag}1")
     try:
@@ -75,10 +78,70 @@ def hosts(rate: str) -> Iterator[tuple[str, str]]:
             subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
 
 
-def run(rate: str, command: Sequence[str], *, limit_s: float = 900.0) -> int:
-    """``command`` on both hosts; ``{host}`` in it is 0 or 1. The first bad exit code, or 0."""
-    with hosts(rate) as names:
-        children = [_start(name, i, command) for i, name in enumerate(names)]
+PERIOD_US = 10_000
+FIRST = 16
+"""How much more of a core the ranks get than what else the machine does."""
+
+
+def _cgroups() -> Path:
+    """Where control groups of the CPU are, of the first or second version."""
+    first = Path("/sys/fs/cgroup/cpu")
+    return first if (first / "cpu.shares").exists() else first.parent
+
+
+@contextmanager
+def parts_of_cores(names: Sequence[str], ranks: int) -> Iterator[bool]:
+    """A control group for each rank, ``NAME + local rank``, with its part of the cores; whether there are
+    any. With one rank for a core there is nothing to part, and without cgroups ranks take turns."""
+    base = _cgroups()
+    quota = int(PERIOD_US * (os.cpu_count() or 1) / (len(names) * max(ranks, 1)))
+    files: dict[str, object] = {
+        "cpu.cfs_period_us": PERIOD_US,
+        "cpu.cfs_quota_us": quota,
+        "cpu.shares": 1024 * FIRST,
+    }
+    if not (base / "cpu.shares").exists():  # the second version
+        files = {"cpu.max": f"{quota} {PERIOD_US}", "cpu.weight": 100 * FIRST}
+    made: list[Path] = []
+    try:
+        yield quota < PERIOD_US and _made(base, names, ranks, files, made)
+    finally:
+        for group in made:
+            for _ in range(50):
+                try:
+                    group.rmdir()
+                    break
+                except OSError:  # its last process is still on its way out
+                    sleep(0.1)
+
+
+def _made(
+    base: Path, names: Sequence[str], ranks: int, files: Mapping[str, object], made: list[Path]
+) -> bool:
+    try:
+        for group in (base / f"{name}{rank}" for name in names for rank in range(ranks)):
+            group.mkdir()
+            made.append(group)
+            for file, value in files.items():
+                (group / file).write_text(str(value))
+    except OSError as error:
+        print(f"ranks take turns on the cores, as there are no control groups: {error}", file=sys.stderr)
+        return False
+    return True
+
+
+def join_part() -> None:
+    """In a rank: go into the control group that was made for it, if one was."""
+    group = os.environ.get("MESHPLAN_CPU_GROUP")
+    if group:
+        Path(group + os.environ["LOCAL_RANK"], "cgroup.procs").write_text(str(os.getpid()))
+
+
+def run(rate: str, command: Sequence[str], *, limit_s: float = 900.0, ranks: int = 1) -> int:
+    """``command`` on both hosts; ``{host}`` in it is 0 or 1. The first bad exit code, or 0. Of ``ranks`` that
+    it starts on each host, those that call ``join_part`` get their part of the cores."""
+    with hosts(rate) as names, parts_of_cores(names, ranks) as parted:
+        children = [_start(name, i, command, parted=parted) for i, name in enumerate(names)]
         try:
             waited = 0.0
             while any(c.poll() is None for c in children):
@@ -98,14 +161,17 @@ def run(rate: str, command: Sequence[str], *, limit_s: float = 900.0) -> int:
         return next((c.returncode for c in children if c.returncode), 0)
 
 
-def _start(name: str, host: int, command: Sequence[str]) -> subprocess.Popen[bytes]:
+def _start(name: str, host: int, command: Sequence[str], *, parted: bool) -> subprocess.Popen[bytes]:
     link = f"{name[:-1]}{host}"
     env = {
         **os.environ, "GLOO_SOCKET_IFNAME": link, "TP_SOCKET_IFNAME": link, "MESHPLAN_HOST": f"host{host}",
         "HOST_RANK": str(host), "MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": str(PORT),
     }  # fmt: skip
+    if parted:
+        env["MESHPLAN_CPU_GROUP"] = str(_cgroups() / name)
     line = [part.replace("{host}", str(host)) for part in command]
-    return subprocess.Popen(["ip", "netns", "exec", name, *line], env=env)
+    # ``ip netns exec`` would hide the control groups behind a /sys of its own.
+    return subprocess.Popen(["nsenter", f"--net=/run/netns/{name}", *line], env=env)
 
 
 def calibrate(rate: str, out: Path, processes: int) -> int:

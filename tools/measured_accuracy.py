@@ -139,7 +139,7 @@ def measure(
         "--nproc-per-node", str(ranks), "--master-addr", box.ADDRESSES[0], "--master-port", str(box.PORT),
         "--max-restarts", "0", str(Path(__file__).with_name("round_robin.py")), str(folder),
     ]  # fmt: skip
-    return box.run(rate, command, limit_s=3600)
+    return box.run(rate, command, limit_s=3600, ranks=ranks)
 
 
 def order(folder: Path, *, rounds: int, steps: int) -> int:

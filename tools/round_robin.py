@@ -27,6 +27,7 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).parent))
 
 from accuracy_page import note_load
+from cluster_in_a_box import join_part
 
 from meshplan.calibrate.bench import worker as bench
 from meshplan.calibrate.samples import Sample, write_samples
@@ -40,6 +41,7 @@ from meshplan.measure.worker import _timed, die_with_parent
 def main(folder: Path) -> None:
     """Calibrate, then a round of steps of every plan, and again."""
     die_with_parent()
+    join_part()
     warnings.simplefilter("ignore")
     logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
