@@ -265,6 +265,7 @@ def test_a_first_host_that_says_nothing_is_given_up(tmp_path, monkeypatch):
         (("--engine", "command"), "needs --command"),
         (("--engine", "command", "--command", "x", "--launcher", "slurm"), "launches by itself"),
         (("--nodes", "2", "--engine", "command", "--command", "x"), "needs --address"),
+        (("--node-rank", "5", "--engine", "command", "--command", "x"), "none of --nodes 1"),
     ],
 )
 def test_what_does_not_go_together_is_refused(args, words, tmp_path, capsys):

@@ -159,6 +159,8 @@ def _measure(
             f"warning: {processes} ranks on {cores} cores take turns; this is no measurement of a network",
             file=sys.stderr,
         )
+    if not 0 <= node_rank < nodes:
+        raise InputError(f"--node-rank {node_rank} is none of --nodes {nodes}: it counts from 0")
     if nodes > 1 and not address:
         raise InputError("--nodes needs --address HOST:PORT, where the hosts meet")
     launcher = LocalLauncher(nodes=nodes, node_rank=node_rank, address=address)

@@ -121,6 +121,8 @@ def measure(
     from meshplan.measure.summary import summarise
     from meshplan.measure.sweep import Sweep, follow
 
+    if not 0 <= node_rank < nodes:
+        raise InputError(f"--node-rank {node_rank} is none of --nodes {nodes}: it counts from 0")
     if nodes > 1 and launcher == "local" and not address:
         raise InputError("--nodes needs --address HOST:PORT, where the hosts meet")
     how = launchers(launcher, engine, nodes=nodes, node_rank=node_rank, address=address, sbatch=sbatch)

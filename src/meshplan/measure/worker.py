@@ -21,7 +21,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from meshplan.errors import MeshplanError
+from meshplan.errors import InputError, MeshplanError
 from meshplan.measure.specs import RunSpec, spec_of
 
 MISMATCH, CRASH, OOM = "mismatch", "crash", "oom"
@@ -197,6 +197,8 @@ def _device(asked: str) -> str:
     local = int(os.environ.get("LOCAL_RANK", "0"))
     if asked == "cpu" or (asked == "auto" and not torch.cuda.is_available()):
         return "cpu"
+    if not torch.cuda.is_available():
+        raise InputError("--device cuda, but PyTorch sees no CUDA GPU on this host")
     return f"cuda:{local}"
 
 
