@@ -133,7 +133,12 @@ def _dispatch(argv: list[str]) -> int:
     if argv in ([], ["--help"], ["-h"]):  # cyclopts would import every command for this
         sys.stdout.write(_root_help())
         return 0
-    result = build()(argv, exit_on_error=False, print_error=False)
+    console = None
+    if not {"--help", "-h"}.isdisjoint(argv):  # one of its own: cyclopts keeps the width it saw first
+        from rich.console import Console
+
+        console = Console()
+    result = build()(argv, console=console, exit_on_error=False, print_error=False)
     return result if isinstance(result, int) else 0
 
 
