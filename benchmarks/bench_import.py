@@ -1,4 +1,4 @@
-"""What starting costs: Python, numpy, ``import meshplan``, and ``meshplan plan`` for a real question.
+"""What starting costs: Python, numpy, ``import meshplan``, and ``plan`` and ``estimate`` for a real question.
 
     python benchmarks/bench_import.py
 
@@ -22,6 +22,7 @@ WORK = {
     "import meshplan": "import meshplan",
     "every name of meshplan": "from meshplan import *",
     "meshplan plan": PLAN,
+    "meshplan estimate": PLAN.replace("'plan'", "'estimate'").replace("])", ", '--tp', '8', '--pp', '4'])"),
 }
 
 

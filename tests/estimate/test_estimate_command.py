@@ -156,9 +156,9 @@ def test_errors_are_json_too(capsys):
     assert json.loads(err)["exit_code"] == 2
 
 
-def test_answers_within_a_third_of_a_second_on_top_of_python():
-    """Processor time, the best of five, so that a busy machine does not decide; twice what a quiet
-    machine takes (0.3 s) is allowed."""
+def test_answers_in_a_few_times_what_importing_numpy_takes():
+    """Processor time beside another in the same run, so that a busy machine does not decide; about 3 times on
+    a quiet one (``benchmarks/bench_import.py``)."""
     command = "import sys; from meshplan.cli import main; sys.exit(main())"
 
     def seconds(*argv):
@@ -167,9 +167,11 @@ def test_answers_within_a_third_of_a_second_on_top_of_python():
         after = os.times()
         return after.children_user + after.children_system - before.children_user - before.children_system
 
-    own = min(seconds("-c", command, *FITS) for _ in range(5))
-    bare = min(seconds("-c", "pass") for _ in range(3))
-    assert own - bare < 0.6
+    rounds = [
+        (seconds("-c", command, *FITS), seconds("-c", "import numpy"), seconds("-c", "pass")) for _ in "12345"
+    ]
+    own, numpy, bare = (min(column) for column in zip(*rounds, strict=True))
+    assert own - bare < 10 * (numpy - bare)
 
 
 def test_as_many_layers_are_recomputed_as_the_fullest_rank_was_given(

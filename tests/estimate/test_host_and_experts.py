@@ -155,8 +155,8 @@ def test_experts_beyond_the_mean(capsys):
     [
         ("--moe-imbalance 0.5", "moe_imbalance must be from 1 to 1,000, not 0.5"),
         ("--capacity-factor nan", "--capacity-factor must be a positive number like 1.25, not 'nan'"),
-        ("--offload-fraction 0.5", "offload_fraction says how much of offload"),
-        ("--offload optimizer --offload-fraction 2", "offload_fraction must be above 0 and at most 1, not 2"),
+        ("--offload-fraction 0.5", "nothing is offloaded"),
+        ("--offload optimizer --offload-fraction 2", "offload fraction must be above 0 and at most 1, not 2"),
         ("--offload weights", "--offload 'weights' is not one of none, optimizer"),
     ],
 )

@@ -43,8 +43,7 @@ def test_traffic_by_hand(stack, plan, held, owned, of_held, of_owned):
 
 
 def test_deepseek_v3_pays_for_its_gradients_outside_the_pipeline():
-    """arXiv 2505.09343, table 4: 0.29 s beside the pipeline's parts, said to be the optimizer. Moving
-    gradients and weights and the optimizer's own traffic are modelled of it; waiting is not."""
+    """arXiv 2505.09343, table 4: 0.29 s beside the pipeline's parts, said to be the optimizer."""
     plan = Plan(
         pp=16,
         schedule=Schedule.DUALPIPE,
@@ -54,4 +53,4 @@ def test_deepseek_v3_pays_for_its_gradients_outside_the_pipeline():
     )
     costs = priced("deepseek-v3", "h800", "deepseek-v3", plan, gbs=15360, precision="fp8")
     once = float(costs.time["optimizer"][0] + costs.time["dp"][0])
-    assert 0.29 / 2.5 < once <= 0.29
+    assert once == pytest.approx(0.29, rel=0.25)

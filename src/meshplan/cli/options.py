@@ -1,6 +1,7 @@
 """Option types that commands share; each refuses in one sentence what it cannot take."""
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
 from typing import Annotated, Any, Literal, TypeVar
@@ -25,6 +26,8 @@ def read_count(text: str, what: str, *, most: int = MOST) -> int:
     """A whole number from 1 to ``most``; ``what`` names it in the message of the ``InputError``."""
     digits = text.strip()
     grouped = digits.replace("_", "").replace(",", "")
+    if re.fullmatch(r"\d+(,\d+)+", digits) and not re.fullmatch(r"\d{1,3}(,\d{3})+", digits):
+        raise InputError(f"{what} takes one number here, not {shown(text)}; `meshplan plan` compares several")
     if grouped != digits and grouped.isascii() and grouped.isdecimal():
         raise InputError(f"{what} takes digits alone: write {grouped[:20]}, not {shown(text)}")
     if not (digits.isascii() and digits.removeprefix("-").isdecimal()):

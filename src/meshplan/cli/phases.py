@@ -47,6 +47,10 @@ def plan_job(
     job, flags, run = load_job(path), workload or WorkloadFlags(), run or RunFlags()
     if run.tokens is not None:
         raise InputError(f"--tokens contradicts the phases of {job.where}, which have their own; drop one")
+    own = [key for key in ("seq", "gbs") if getattr(flags, key) is not None]
+    own = [key for key in own if job.phases and all(key in table for table in job.phases)]
+    if own:
+        raise InputError(f"--{own[0]} contradicts the phases of {job.where}, which have their own; drop it")
     phases = phases_of(job, flags)
     first = phases[0].workload
     asked = question(

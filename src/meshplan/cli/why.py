@@ -99,6 +99,12 @@ def why(
     return 0 if bool(a.fits[0]) and bool(b.fits[0]) else NO_PLAN
 
 
+class NothingToExplainError(InputError):
+    """No plan fits: a fair question whose answer is no."""
+
+    exit_code = 1
+
+
 def _two(
     case: Case, plan: str | None, vs: str | None, space: SpaceFlags | None
 ) -> tuple[Costs, Costs, tuple[str, str]]:
@@ -111,8 +117,9 @@ def _two(
     if len(sides) < 2:
         ranking = case.ranked()
         if not len(ranking):
-            raise InputError(
-                "no plan fits, so there is none to explain; `meshplan plan` says what stands in the way"
+            raise NothingToExplainError(
+                "no plan fits, so there is none to explain; `meshplan plan` says what stands in the way and"
+                " what would work"
             )
         sides += _others(ranking, sides)
     (first, one), (second, two) = sides[:2]

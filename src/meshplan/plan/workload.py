@@ -48,9 +48,14 @@ class Workload:
         if self.offload not in OFFLOADS:
             raise InputError(f"offload must be one of {', '.join(OFFLOADS)}, not '{self.offload}'")
         if not 0 < self.offload_fraction <= 1:  # NaN is not
-            raise InputError(f"offload_fraction must be above 0 and at most 1, not {self.offload_fraction:g}")
+            raise InputError(
+                f"the offload fraction must be above 0 and at most 1, not {self.offload_fraction:g}"
+            )
         if self.offload == "none" and self.offload_fraction != 1:
-            raise InputError("offload_fraction says how much of offload: optimizer, and nothing is offloaded")
+            raise InputError(
+                f"offload fraction {self.offload_fraction:g} is of what `offload: optimizer` (--offload"
+                " optimizer) takes, and nothing is offloaded"
+            )
         for field, least in (("moe_imbalance", 1.0), ("capacity_factor", 0.1)):
             factor = getattr(self, field)
             if factor is not None and not (math.isfinite(factor) and least <= factor <= MOST_IMBALANCE):

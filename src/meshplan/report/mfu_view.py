@@ -38,7 +38,8 @@ def mfu_data(
     """
     length = default_seq(model) if seq is None else seq
     peak = gpu.peak(precision)
-    least = min(flop_per_token(model, length, c, mtp=bool(model.mtp)) for c in CONVENTIONS)
+    # What a GPU cannot leave out: the model's own work, causal attention once.
+    least = flop_per_token(model, length, "causal", mtp=bool(model.mtp))
     if tokens_per_s is not None and tokens_per_s * least > peak:
         raise InputError(
             f"no GPU does that: one {gpu.name} at 100 % of its {precision} peak trains {model.name} at most"

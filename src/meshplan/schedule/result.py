@@ -169,7 +169,7 @@ class Simulation:
     @property
     def bubble(self) -> float:
         """Idle share of all ranks over the step, 0 to 1."""
-        return float(1.0 - self.busy.mean() / self.step) if self.step > 0 else 0.0
+        return max(float(1.0 - self.busy.mean() / self.step), 0.0) if self.step > 0 else 0.0
 
     def memory(self, activation: Any = 1.0, *, freed_by_input: float = 0.0) -> Memory:
         """Activations alive if one micro-batch of a stage takes ``activation``: a number or one a stage.

@@ -21,7 +21,7 @@ from meshplan.cost.full.memory import peak, recomputed_share
 from meshplan.cost.full.narrow import rows
 from meshplan.cost.full.stage_cuts import Cut, Cuts, cut_up
 from meshplan.cost.full.stages import even_layout
-from meshplan.cost.full.step import part_means, shards_of
+from meshplan.cost.full.step import copies_of, part_means, reduction_window, shards_of
 from meshplan.cost.full.sync import Shards, Transfers, beyond, gradient_transfers, reductions
 from meshplan.cost.full.topology import Group
 from meshplan.cost.full.work import hop_seconds, paces, rank_work
@@ -323,7 +323,8 @@ def _reduction(
     rounds = np.where(p.vp > 1, np.minimum(p.pp, micro_batches) * (p.vp - 1) / p.vp, 1.0)
     window = (0.9 * np.maximum(rounds, 1.0))[:, None]
     if c.stack.dp_overlap:
-        reduce, gathered = beyond(moved.reduce, window * back), beyond(moved.gathered, window * on_rank)
+        of_rank = reduction_window(p.sharding[:, None], p.pp[:, None], window, on_rank, back)
+        reduce, gathered = beyond(moved.reduce, of_rank), beyond(moved.gathered, window * on_rank)
     else:
         reduce, gathered = moved.reduce, moved.gathered
     reduce = reduce * reductions(p.sharding, micro_batches)[:, None]
@@ -365,8 +366,9 @@ def _transfers(ranks: Cut) -> Transfers:
             table[f.name] = Group(size=value.size[row], per_node=value.per_node[row])
         else:
             table[f.name] = value[row]
-    table["dense"] = ranks.dense_parameters.ravel()
-    table["experts"] = ranks.expert_parameters.ravel()
+    copies = copies_of(ranks.plans)[:, None]
+    table["dense"] = (ranks.dense_parameters * copies).ravel()
+    table["experts"] = (ranks.expert_parameters * copies).ravel()
     found = gradient_transfers(
         Shards(**table), ranks.plans.sharding[row], ranks.links, ranks.profile, ranks.stack
     )

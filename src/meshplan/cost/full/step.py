@@ -13,7 +13,10 @@ from meshplan.cost.full.layer_time import PARTS
 from meshplan.cost.full.layers import Priced
 from meshplan.cost.full.narrow import flat, most, widest
 from meshplan.cost.full.sync import Shards, Transfers, beyond, gradient_transfers, reductions
+from meshplan.cost.full.topology import Group
 from meshplan.cost.full.work import Paces, rank_work
+from meshplan.plan.kinds import Schedule, Sharding
+from meshplan.plan.plans import Ints, Plans
 from meshplan.schedule.closed_form import bubbles
 
 
@@ -91,16 +94,30 @@ def pipeline_parts(c: Context, priced: Priced, known: Paces, recomputed: Floats)
 
 def shards_of(c: Context) -> Shards:
     """What the fullest rank of each plan reduces, and with whom."""
+    copies = copies_of(c.plans)
     return Shards(
-        dense=most(c.dense_parameters),
-        experts=most(c.expert_parameters),
-        dense_group=c.shard_group,
+        dense=most(c.dense_parameters) * copies,
+        experts=most(c.expert_parameters) * copies,
+        dense_group=_with_copies(c, c.shard_group),
         replica_group=c.replica_group,
-        expert_group=c.expert_group,
+        expert_group=_with_copies(c, c.expert_group),
         dense_span=c.spans["dp"],
         replica_span=c.spans["dp"] * (c.plans.dp // np.maximum(c.plans.replicas, 1)),
         expert_span=c.spans["edp"],
     )
+
+
+def copies_of(plans: Plans) -> Ints:
+    """How many ranks of a pipeline hold each stage: two in DualPipe, which feeds it from both ends."""
+    return np.where(plans.schedule == Schedule.DUALPIPE, 2, 1)
+
+
+def _with_copies(c: Context, group: Group) -> Group:
+    """The group with the ranks that hold the stage's other copy, on other nodes unless there is but one.
+    Without data parallelism the two are left alone, as memory has it: their sum is not priced."""
+    copies = np.where(c.plans.dp * c.plans.cp > 1, copies_of(c.plans), 1)
+    together = np.where(c.plans.gpus <= c.domain, copies, 1)
+    return Group(size=group.size * copies, per_node=group.per_node * together)
 
 
 class Once(NamedTuple):
@@ -121,6 +138,14 @@ def once(c: Context, kinds: Likeness) -> Once:
     )
 
 
+def reduction_window(sharding: Ints, pp: Ints, window: Floats, forward: Floats, backward: Floats) -> Floats:
+    """Seconds of computing that one reduction of gradients hides under: a step's only one under ``window``
+    last backwards; one a micro-batch (ZeRO-2) under that micro-batch's own backward and, in a pipeline, the
+    forward of another that comes next: the time until the next reduction is all there is."""
+    each = 0.9 * (backward + (pp > 1) * forward)
+    return np.where(sharding == Sharding.ZERO2, each, window * backward)
+
+
 def step_parts(
     c: Context, priced: Priced, kinds: Likeness, known: Paces, paid: Once, recomputed: Floats
 ) -> tuple[dict[str, Floats], dict[str, Floats]]:
@@ -132,7 +157,8 @@ def step_parts(
     rounds = np.minimum(p.pp, m) * ((p.vp - 1) / p.vp)
     window = 0.9 * np.maximum(rounds, 1.0)
     times = reductions(p.sharding, m)
-    exposed = transfers.exposed(c.stack, times, window * pipeline.backward, window * pipeline.forward)
+    under = reduction_window(p.sharding, p.pp, window, pipeline.forward, pipeline.backward)
+    exposed = transfers.exposed(c.stack, times, under, window * pipeline.forward)
     time, hidden = pipeline.time, pipeline.hidden
     once_a_step = 1.0 - c.gathers
     moved = once_a_step * (times * transfers.reduce + transfers.gathered) + transfers.replicas
