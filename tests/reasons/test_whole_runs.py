@@ -61,9 +61,19 @@ def test_llama_3_phases(capsys: pytest.CaptureFixture[str]) -> None:
     mfu = [phase["plan"]["mfu"] for phase in data["phases"]]
     assert 0.37 < min(mfu) < max(mfu) < 0.45  # "BF16 MFU of 38-43 %"
     kinds = [p["transition"] and p["transition"]["kind"] for p in data["phases"]]
-    # twice the batch moves nothing; twice the GPUs cut the shards anew; cp 16 with an eighth of dp keeps them
-    assert kinds == [None, "batch", "reshard", "groups"]
+    # another sharding and twice the GPUs cut the shards anew; cp 16 with an eighth of dp keeps them
+    assert kinds == [None, "reshard", "reshard", "groups"]
     assert data["phases"][2]["transition"]["checkpoint_bytes"] == pytest.approx(405.85e9 * 14, rel=0.001)
+
+
+def test_a_larger_batch_moves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text(
+        "model: llama-3.1-8b\ncluster: {gpu: h100-sxm, gpus: 64}\nphases:\n"
+        "  - {tokens: 1T, seq: 8192, gbs: 256, plan: tp2}\n  - {tokens: 1T, seq: 8192, gbs: 512, plan: tp2}\n"
+    )
+    second = answer(capsys, ["plan", str(job)])["phases"][1]
+    assert second["transition"]["kind"] == "batch"
 
 
 def test_a_plan_is_kept_where_a_restart_costs_more(

@@ -17,6 +17,7 @@ from meshplan.cost.models import DEFAULT, cost_model_named
 from meshplan.errors import InputError
 from meshplan.model.load import load_model
 from meshplan.model.model import Model
+from meshplan.plan.frameworks import usual_shardings
 from meshplan.plan.plans import ALL_LAYERS
 from meshplan.plan.space import Space
 from meshplan.plan.workload import Workload
@@ -76,7 +77,7 @@ def question(
     width, usual = size.space or job.size or usual_size(prices), {}
     own = getattr(prices, "stack", None)
     if own is not None and own.sharding and framework == "any" and width != "full":
-        usual["sharding"] = (own.usual_sharding,)
+        usual["sharding"] = tuple(dict.fromkeys((own.usual_sharding, *usual_shardings(framework))))
     return Question(
         cluster=_cluster(given(cluster), job),
         workload=_workload({**job.workload, **given(workload)}, job),
