@@ -67,8 +67,8 @@ def test_what_a_stack_shards_is_for_who_says_nothing(capsys):
 
 def test_plan_searches_what_llama_3_shards(capsys):
     line = "plan llama-3.1-405b --gpu h100-sxm --gpus 8192 --seq 8192 --gbs 2048 --stack llama-3"
-    data = asked(capsys, f"{line} --tp 8 --pp 16 --vp 8 --top 3")
-    assert {plan["sharding"] for plan in data["plans"]} == {"zero2"}
+    data = asked(capsys, f"{line} --tp 8 --pp 16 --vp 8 --top 100")
+    assert {"zero1", "zero2"} <= {plan["sharding"] for plan in data["plans"]}
 
 
 def test_a_stack_file_says_a_sharding_that_exists():
