@@ -18,7 +18,7 @@ from meshplan.cost.full.topology import Group, group, joint_group, spans
 from meshplan.model.counts import LayerParameters, layer_parameters, padded_vocab
 from meshplan.model.layers import Layer
 from meshplan.model.model import Model
-from meshplan.plan.kinds import Sharding
+from meshplan.plan.kinds import Schedule, Sharding
 from meshplan.plan.plans import Ints, Plans
 from meshplan.plan.workload import Workload
 
@@ -140,6 +140,16 @@ class Context:
             return np.asarray(np.floor(self.model.vocab / tp) * tp)
         sizes, index = np.unique(tp, return_inverse=True)
         return np.array([padded_vocab(self.model.vocab, int(t)) for t in sizes], dtype=np.float64)[index]
+
+    @cached_property
+    def copies(self) -> Ints:
+        """Ranks of a pipeline that hold each stage: two in DualPipe, which feeds it from both ends."""
+        return np.where(self.plans.schedule == Schedule.DUALPIPE, 2, 1)
+
+    @cached_property
+    def joined_copies(self) -> Ints:
+        """How many of them share gradients and optimizer: all, but without data parallelism each is alone."""
+        return np.where(self.plans.dp * self.plans.cp > 1, self.copies, 1)
 
     @cached_property
     def dense_group(self) -> Group:

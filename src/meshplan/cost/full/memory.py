@@ -21,7 +21,7 @@ from meshplan.cost.full.gemms import Gemm, attention_gemms, mlp_gemms
 from meshplan.cost.full.layers import Priced
 from meshplan.cost.full.narrow import flat, most, rows, widest, zeros
 from meshplan.cost.full.states import states
-from meshplan.plan.kinds import Schedule, Sharding
+from meshplan.plan.kinds import Sharding
 from meshplan.plan.plans import AUTO_LAYERS, Ints
 from meshplan.schedule.closed_form import in_flight
 
@@ -249,9 +249,8 @@ def _states(c: Context) -> dict[str, Floats]:
     p = c.plans
     sharded_over = (p.dp * p.cp // np.maximum(p.replicas, 1))[:, None]
     # DualPipe: two ranks hold each stage and its gradient; what is sharded is sharded over both.
-    copies = np.where(p.schedule == Schedule.DUALPIPE, 2, 1)[:, None]
-    dense, experts = c.dense_parameters * copies, c.expert_parameters * copies
-    over = np.where(p.dp * p.cp > 1, copies[:, 0], 1)[:, None]
+    dense, experts = c.dense_parameters * c.copies[:, None], c.expert_parameters * c.copies[:, None]
+    over = c.joined_copies[:, None]
     st = states(dense, experts, sharded_over * over, p.edp[:, None] * over, p.sharding[:, None], c.stack)
     # Whole gradients of every unit stand until the last micro-batch scatters them, one after the other.
     whole = (2.0 + c.stack.grad_bytes) * (dense + experts) - st.gradients

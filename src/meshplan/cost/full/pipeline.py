@@ -21,7 +21,7 @@ from meshplan.cost.full.memory import peak, recomputed_share
 from meshplan.cost.full.narrow import rows
 from meshplan.cost.full.stage_cuts import Cut, Cuts, cut_up
 from meshplan.cost.full.stages import even_layout
-from meshplan.cost.full.step import copies_of, part_means, reduction_window, shards_of
+from meshplan.cost.full.step import last_backwards, part_means, reduction_window, shards_of
 from meshplan.cost.full.sync import Shards, Transfers, beyond, gradient_transfers, reductions
 from meshplan.cost.full.topology import Group
 from meshplan.cost.full.work import hop_seconds, paces, rank_work
@@ -320,8 +320,7 @@ def _reduction(
     on_rank = _on_ranks(p, cuts.home, forward, ranks.ranks.shape[1])
     back = _on_ranks(p, cuts.home, backward, ranks.ranks.shape[1])
     moved = _transfers(ranks)
-    rounds = np.where(p.vp > 1, np.minimum(p.pp, micro_batches) * (p.vp - 1) / p.vp, 1.0)
-    window = (0.9 * np.maximum(rounds, 1.0))[:, None]
+    window = last_backwards(p, micro_batches)[:, None]
     if c.stack.dp_overlap:
         of_rank = reduction_window(p.sharding[:, None], p.pp[:, None], window, on_rank, back)
         reduce, gathered = beyond(moved.reduce, of_rank), beyond(moved.gathered, window * on_rank)
@@ -366,9 +365,8 @@ def _transfers(ranks: Cut) -> Transfers:
             table[f.name] = Group(size=value.size[row], per_node=value.per_node[row])
         else:
             table[f.name] = value[row]
-    copies = copies_of(ranks.plans)[:, None]
-    table["dense"] = (ranks.dense_parameters * copies).ravel()
-    table["experts"] = (ranks.expert_parameters * copies).ravel()
+    table["dense"] = (ranks.dense_parameters * ranks.copies[:, None]).ravel()
+    table["experts"] = (ranks.expert_parameters * ranks.copies[:, None]).ravel()
     found = gradient_transfers(
         Shards(**table), ranks.plans.sharding[row], ranks.links, ranks.profile, ranks.stack
     )

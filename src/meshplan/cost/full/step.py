@@ -15,9 +15,12 @@ from meshplan.cost.full.narrow import flat, most, widest
 from meshplan.cost.full.sync import Shards, Transfers, beyond, gradient_transfers, reductions
 from meshplan.cost.full.topology import Group
 from meshplan.cost.full.work import Paces, rank_work
-from meshplan.plan.kinds import Schedule, Sharding
+from meshplan.plan.kinds import Sharding
 from meshplan.plan.plans import Ints, Plans
 from meshplan.schedule.closed_form import bubbles
+
+BESIDE = 0.9
+"""Share of the computing of a micro-batch that gradients and parameters move beside: assumed."""
 
 
 def part_means(c: Context, priced: Priced) -> tuple[dict[str, Floats], dict[str, Floats]]:
@@ -94,10 +97,9 @@ def pipeline_parts(c: Context, priced: Priced, known: Paces, recomputed: Floats)
 
 def shards_of(c: Context) -> Shards:
     """What the fullest rank of each plan reduces, and with whom."""
-    copies = copies_of(c.plans)
     return Shards(
-        dense=most(c.dense_parameters) * copies,
-        experts=most(c.expert_parameters) * copies,
+        dense=most(c.dense_parameters) * c.copies,
+        experts=most(c.expert_parameters) * c.copies,
         dense_group=_with_copies(c, c.shard_group),
         replica_group=c.replica_group,
         expert_group=_with_copies(c, c.expert_group),
@@ -107,17 +109,10 @@ def shards_of(c: Context) -> Shards:
     )
 
 
-def copies_of(plans: Plans) -> Ints:
-    """How many ranks of a pipeline hold each stage: two in DualPipe, which feeds it from both ends."""
-    return np.where(plans.schedule == Schedule.DUALPIPE, 2, 1)
-
-
 def _with_copies(c: Context, group: Group) -> Group:
-    """The group with the ranks that hold the stage's other copy, on other nodes unless there is but one.
-    Without data parallelism the two are left alone, as memory has it: their sum is not priced."""
-    copies = np.where(c.plans.dp * c.plans.cp > 1, copies_of(c.plans), 1)
-    together = np.where(c.plans.gpus <= c.domain, copies, 1)
-    return Group(size=group.size * copies, per_node=group.per_node * together)
+    """The group with the ranks that hold the stage's other copy, on other nodes unless there is but one."""
+    together = np.where(c.plans.gpus <= c.domain, c.joined_copies, 1)
+    return Group(size=group.size * c.joined_copies, per_node=group.per_node * together)
 
 
 class Once(NamedTuple):
@@ -138,11 +133,18 @@ def once(c: Context, kinds: Likeness) -> Once:
     )
 
 
+def last_backwards(p: Plans, micro_batches: Ints | Floats) -> Floats:
+    """How many micro-batches' computing a step's only reduction or gathering hides under: interleaved chunks
+    finish their gradients one after the other while ``pp`` micro-batches drain."""
+    rounds = np.minimum(p.pp, micro_batches) * ((p.vp - 1) / p.vp)
+    return np.asarray(BESIDE * np.maximum(rounds, 1.0))
+
+
 def reduction_window(sharding: Ints, pp: Ints, window: Floats, forward: Floats, backward: Floats) -> Floats:
     """Seconds of computing that one reduction of gradients hides under: a step's only one under ``window``
     last backwards; one a micro-batch (ZeRO-2) under that micro-batch's own backward and, in a pipeline, the
     forward of another that comes next: the time until the next reduction is all there is."""
-    each = 0.9 * (backward + (pp > 1) * forward)
+    each = BESIDE * (backward + (pp > 1) * forward)
     return np.where(sharding == Sharding.ZERO2, each, window * backward)
 
 
@@ -153,9 +155,7 @@ def step_parts(
     p, m, at = c.plans, c.micro_batches, kinds.sharded.of
     pipeline = pipeline_parts(c, priced, known, recomputed)
     transfers = paid.transfers.gather(at)
-    # Interleaved chunks finish their gradients one after the other while pp micro-batches drain.
-    rounds = np.minimum(p.pp, m) * ((p.vp - 1) / p.vp)
-    window = 0.9 * np.maximum(rounds, 1.0)
+    window = last_backwards(p, m)
     times = reductions(p.sharding, m)
     under = reduction_window(p.sharding, p.pp, window, pipeline.forward, pipeline.backward)
     exposed = transfers.exposed(c.stack, times, under, window * pipeline.forward)
