@@ -15,7 +15,7 @@ from meshplan.model.model import Model
 from meshplan.plan.kinds import CpKind, Recompute, Schedule, Sharding
 from meshplan.plan.plans import ALL_LAYERS, AUTO_LAYERS, Plan
 from meshplan.plan.workload import Workload
-from meshplan.validation.rows import Row, noted
+from meshplan.validation.rows import Row, noted, refers
 from meshplan.validation.sources import Source, source_of
 
 SHARDINGS = {
@@ -341,17 +341,17 @@ def switches(row: Row, source: Source) -> Stack:
         stack = replace(stack, cuda_graph="partial")
     elif source.cuda_graph:
         stack = replace(stack, cuda_graph=source.cuda_graph)
-    if row.text["source"].startswith("MBridge") and row.whole("experts", 0):
+    if stack.name.startswith("megatron-bridge") and row.whole("experts", 0):
         stack = replace(stack, optimizer_bytes=8.0)  # the MoE recipes keep bf16 Adam moments
     if (
         stack.name == "torchtitan-2026"
-        and row.text["source"] == "torchtitan-commit"
+        and refers(row, "torchtitan-commit|torchtitan:commit")
         and not noted(row, "compile")
     ):
         stack = replace(stack, loss_bytes=12.0)  # the loss runs eagerly
     if noted(row, r"async ?TP"):
         stack = replace(stack, tp_exposed=0.5 * stack.tp_exposed)
-    if stack.family == "torch" and row.text["source"].startswith("torchtitan"):
+    if stack.family == "torch" and refers(row, "torchtitan"):
         stack = _torchtitan_of(stack, row)
     if noted(row, r"chunked cross-entropy"):
         # torchtitan's keeps bf16 logits and each chunk's fp32 log-probabilities until backward.

@@ -137,3 +137,8 @@ def _row(record: dict[str, str | None], line: int, where: str) -> Row:
 def noted(row: Row, pattern: str) -> re.Match[str] | None:
     """Where the notes of ``row`` say ``pattern``, whatever the case."""
     return re.search(pattern, row.text["notes"], flags=re.IGNORECASE)
+
+
+def refers(row: Row, pattern: str) -> re.Match[str] | None:
+    """Where the source of ``row``, or the repository or paper it refers to, is one of ``pattern``."""
+    return re.search(pattern, f"{row.text['source']} {row.text['ref']}", flags=re.IGNORECASE)

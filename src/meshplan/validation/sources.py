@@ -44,12 +44,11 @@ class Source:
     skip: str = ""
     why: str = ""
 
-    def matches(self, row: Row) -> bool:
-        """Whether every pattern of the rule is found in its column."""
-        return all(
+    def matches(self, row: Row, said: str) -> bool:
+        """Whether every pattern of the rule is found in its column, and ``source`` in ``said``."""
+        return bool(re.search(self.source, said, flags=re.IGNORECASE)) and all(
             not pattern or re.search(pattern, row.text[column], flags=re.IGNORECASE)
             for column, pattern in (
-                ("source", self.source),
                 ("id", self.id),
                 ("model", self.model),
                 ("notes", self.notes),
@@ -62,11 +61,17 @@ class Source:
 
 
 @cache
-def _rules() -> tuple[Source, ...]:
+def _rules(part: str) -> tuple[Source, ...]:
     text = (resources.files("meshplan.validation") / "data" / "sources.toml").read_text(encoding="utf-8")
-    return tuple(Source(**rule) for rule in tomllib.loads(text)["rule"])
+    return tuple(Source(**rule) for rule in tomllib.loads(text)[part])
 
 
 def source_of(row: Row) -> Source:
-    """The first rule that fits; the last one fits everything."""
-    return next(rule for rule in _rules() if rule.matches(row))
+    """The first rule that fits the source's name, or else the repository or paper it refers to; for one
+    that no rule names the first that fits its notes, its hardware or the year.
+    """
+    for part, said in (("rule", row.text["source"]), ("rule", row.text["ref"]), ("unnamed", "")):
+        for rule in _rules(part):
+            if rule.matches(row, said):
+                return rule
+    raise AssertionError("the last rule of sources.toml fits every row")
