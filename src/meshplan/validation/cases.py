@@ -55,6 +55,10 @@ MODULES = {
 
 GPT_OSS = re.compile(r"gpt-?oss", re.IGNORECASE)
 
+SQUAD_TOKENS = 256
+"""Tokens of a document of SQuAD, about: a paragraph of some 120 words, a question and an answer. Packed,
+documents do not see each other, and at such lengths attention is next to nothing of a step."""
+
 EP_LEFT = 0.07 + 0.93 * 20 / 132
 """Share of the all-to-all's time that a step is longer where it runs under another micro-batch: 7 % is not
 hidden (arXiv 2603.07685), and while the rest runs it holds 20 of an H100's 132 SMs (DeepEP)."""
@@ -196,11 +200,31 @@ def _model(row: Row, source: Source) -> Model:
         preset = load_model("gpt-oss-120b" if layers == 36 else "gpt-oss-20b")
         if (len(preset.layers), preset.hidden) == (layers, hidden):
             stack = preset.layers  # windows, sinks and biases, for which there are no columns
+    stack = _seen(row, stack)
     tied = bool(source.tied or noted(row, r"tied emb")) and not noted(row, r"untied")
     mtp = (stack[-1],) if noted(row, r"\bMTP1?\b") and not noted(row, r"no MTP") else ()
     return Model(
         name=row.text["model"], hidden=hidden, vocab=vocab, layers=stack, tied_embeddings=tied, mtp=mtp
     )
+
+
+def _seen(row: Row, stack: tuple[Layer, ...]) -> tuple[Layer, ...]:
+    """``stack`` where queries see fewer tokens than the sequence has, as far as the notes say it."""
+    if noted(row, r"packed SQuAD"):
+        return tuple(_within(layer, SQUAD_TOKENS, chunked=True) for layer in stack)
+    sliding = noted(row, r"(\d+) of (\d+) layers sliding-window (\d+)")
+    if not sliding:
+        return stack
+    some, of, window = (int(group) for group in sliding.groups())
+    if of != 0 and some <= of:
+        return tuple(_within(layer, window) if i % of < some else layer for i, layer in enumerate(stack))
+    return stack
+
+
+def _within(layer: Layer, window: int, *, chunked: bool = False) -> Layer:
+    if not isinstance(layer.attention, Attention):
+        return layer
+    return replace(layer, attention=replace(layer.attention, window=window, chunked=chunked))
 
 
 def _attention(row: Row, hidden: int, heads: int) -> Attention | LatentAttention:
@@ -288,7 +312,8 @@ def _replicas(row: Row, dp: int) -> int:
 def _recompute(row: Row, model: Model, pp: int, source: Source, assumed: list[str]) -> tuple[int, Recompute]:
     how = row.text["recompute"].lower()
     if how == "full":
-        return ALL_LAYERS, Recompute.NONE
+        some = noted(row, r"recompute_num_layers=(\d+)")
+        return (int(some.group(1)) if some else ALL_LAYERS), Recompute.NONE
     named = re.search(r"recompute(?:=| ablation: )([a-z_+]+)", row.text["notes"])
     modules = Recompute.NONE
     if named:
