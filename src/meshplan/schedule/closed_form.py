@@ -39,6 +39,10 @@ CODES: dict[str, int] = {
 }
 """The code of every schedule; the same numbers as in the table of plans."""
 
+SEARCHED = 11
+"""ZB-H2 whose order is searched for the durations (ZB-2p), with ranks that take their optimizer step without
+waiting for the others (arXiv 2401.10241, sections 3 and 4): time counts from each rank's own start."""
+
 
 class _Case(NamedTuple):
     """The inputs of one schedule's formula: arrays of equal length, seconds per micro-batch.
@@ -104,7 +108,7 @@ def step_time(
     code, p, v, m, f, b, w, f_sum, b_sum, w_sum, hop, hidden, share = (c.ravel() for c in columns)
     bubble = np.full(code.shape, np.nan)
     work = m * (f + b + w)
-    for one in CODES.values():
+    for one in range(len(_BUBBLES)):
         rows = np.flatnonzero(code == one)
         if not len(rows):
             continue
@@ -184,6 +188,12 @@ def _zb_h2(c: _Case) -> Floats:
     """The last shape is the wait of the first rank for its first gradient, less its forwards meanwhile."""
     ahead = np.minimum(c.m, 2 * c.p - 1) - 1
     return _most(c.fr + c.br - 2 * c.wr, c.fr, c.fr + c.br - ahead * c.f)
+
+
+def _searched(c: _Case) -> Floats:
+    """The wait for the first gradient, less the forwards that two micro-batches a rank leave room for; and
+    what the last gradients take to the first rank, less the weight gradients kept for that time."""
+    return _most(c.br - c.fr - c.f, c.fr + c.br - (c.m - 1) * c.w, 0 * c.f)
 
 
 def _zb_v(c: _Case) -> Floats:
@@ -310,6 +320,7 @@ _BUBBLES: list[Callable[[_Case], Floats]] = [
     _v_min,
     _dualpipe,
     _dualpipe_v,
+    _searched,
 ]
 
 # Hops the step waits for, by schedule: (sender goes on, sender is held). Of the first kind 1F1B has some for
@@ -326,6 +337,7 @@ _HOPS: list[Callable[[_Case], tuple[Floats, Floats]]] = [
     lambda c: (0.0 * c.m, 0.0 * c.m),
     lambda c: (5 * c.p / 2 - 3, 2 * c.m + 0.7 * c.p),
     lambda c: (5 * (c.p - 1), 4 * c.m + c.p),
+    lambda c: (c.p - 1, 2 * c.m - 5),
 ]
 
 

@@ -21,6 +21,7 @@ from meshplan.model.model import Model
 from meshplan.plan.kinds import Schedule, Sharding
 from meshplan.plan.plans import Ints, Plans
 from meshplan.plan.workload import Workload
+from meshplan.schedule.closed_form import SEARCHED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +58,17 @@ class Context:
             scaleup_rate=self.stack.scaleup_rate,
             all_to_all_rate=self.stack.all_to_all_rate or self.stack.network_rate,
         )
+
+    @property
+    def searched(self) -> Bools:
+        """Plans whose order of passes the software searches for."""
+        return (self.plans.schedule == Schedule.ZB_H2) & self.stack.searches_order
+
+    @property
+    def orders(self) -> Ints:
+        """The code of every plan's closed form."""
+        found = self.plans.schedule
+        return np.where(self.searched, SEARCHED, found) if self.stack.searches_order else found
 
     @cached_property
     def kinds(self) -> tuple[Layer, ...]:

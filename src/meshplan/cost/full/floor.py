@@ -87,7 +87,7 @@ def _balanced(c: Context, priced: Priced) -> Floats:
     weight = np.minimum(total([t.weight for t in priced.times], ends.head_weight), backward)
     inputs, pp, hop = backward - weight, p.pp, hop_seconds(c, priced)
     each = forward / pp, inputs / pp, weight / pp
-    whole, _ = step_time(p.schedule, pp, p.vp, c.micro_batches, *each, forward, inputs, weight, hop)
+    whole, _ = step_time(c.orders, pp, p.vp, c.micro_batches, *each, forward, inputs, weight, hop)
     return np.where(p.pp > 1, whole, c.micro_batches * (forward + backward))
 
 

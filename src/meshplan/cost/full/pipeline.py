@@ -27,6 +27,7 @@ from meshplan.cost.full.topology import Group
 from meshplan.cost.full.work import hop_seconds, paces, rank_work
 from meshplan.plan.kinds import Schedule
 from meshplan.plan.plans import Ints, Plans
+from meshplan.schedule.closed_form import SEARCHED, step_time
 from meshplan.schedule.result import Simulation
 from meshplan.schedule.simulate import simulate
 from meshplan.schedule.steady import order_of, peak_alive, pipeline_ends
@@ -65,6 +66,8 @@ class Pipelines:
     """Seconds from a stage to the next on another rank."""
     holds: Bools
     """Whether sending holds the sender."""
+    searched: Bools
+    """Whether the software searches the order of passes."""
     tail: Floats
     """(plans, ranks): seconds a rank reduces gradients after its last backward."""
     gather: Floats
@@ -117,7 +120,8 @@ class Pipelines:
             both = self.plans.schedule == Schedule.DUALPIPE
             return np.where(both[:, None], np.minimum(found, _mirrored(self.plans, found)), found)
 
-        head, busy = before(self.forward), self.busy
+        # Where no rank waits for others before its optimizer step, time counts from each rank's own start.
+        head, busy = np.where(self.searched[:, None], 0.0, before(self.forward)), self.busy
         whole = np.isin(self.plans.schedule, [int(s) for s in WHOLE_BACKWARD])[:, None]
         own = head + busy + self.tail
         # The last gradient goes back to the first stage. A whole backward has all work before it; of an
@@ -211,6 +215,9 @@ class Pipelines:
             if stages == 1:
                 ends[members, 0] = free[members, 0] = self.busy[members, 0]
                 continue
+            if self.searched[members[0]]:
+                ends[members, :ranks], free[members, :ranks] = self._searched(members, ranks)
+                continue
             times: dict[str, Any] = {
                 kind: np.tile(getattr(self, kind)[members, :stages], (2, 1))
                 for kind in ("forward", "backward_input", "weight")
@@ -223,6 +230,21 @@ class Pipelines:
             ends[members, :ranks], free[members, :ranks] = both[: len(members)], both[len(members) :]
         alive = self._ranks_alive(rows, self.activations)
         return self._costs(costs.take(rows), rows, ends[rows], free[rows], alive)
+
+    def _searched(self, rows: Ints, ranks: int) -> tuple[Floats, Floats]:
+        """Ends of all ranks of ``rows``, with hops and without, where the software searches the order: it is
+        not known before, its closed form is."""
+        each = [of[rows, :ranks] for of in (self.forward, self.backward_input, self.weight)]
+        slowest = np.asarray(sum(each)).argmax(axis=1)[:, None]
+        most = [np.take_along_axis(of, slowest, axis=1)[:, 0] for of in each]
+        sums = [of.sum(axis=1) for of in each]
+        shape = (SEARCHED, ranks, 1, self.micro_batches[rows])
+        hidden = ~self.holds[rows]
+        ends = [
+            step_time(*shape, *most, *sums, hop, overlap_p2p=hidden)[0][:, None]
+            for hop in (self.hop[rows], 0.0)
+        ]
+        return ends[0], ends[1]
 
     def _costs(self, base: Costs, rows: Ints, ends: Floats, free: Floats, alive: Floats) -> Costs:
         """The parts of steps whose ranks end at ``ends``, and would at ``free`` were there no transfers."""
@@ -289,6 +311,7 @@ def pipelines(c: Context) -> Pipelines:
         weight=weight,
         hop=hop_seconds(c, priced),
         holds=np.asarray(holds),
+        searched=c.searched,
         tail=tail,
         gather=gather,
         activations=kept + (inputs - kept) * share,

@@ -102,6 +102,9 @@ class Stack:
     """Point-to-point hidden when stages are interleaved."""
     p2p_blocking: bool = False
     """A rank sends, receives and computes one after the other, whatever the schedule."""
+    searches_order: bool = False
+    """ZB-H2's order is searched for measured durations, and no rank waits for others before its optimizer
+    step (the zero-bubble fork's ZB-2p)."""
     dispatcher: str = "all-to-all"
     """``all-to-all``: one copy a token and expert; ``dedup``: one a token and node (DeepEP, HybridEP)."""
     weight_bytes: float = 2.0

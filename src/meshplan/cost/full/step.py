@@ -74,9 +74,7 @@ def pipeline_parts(c: Context, priced: Priced, known: Paces, recomputed: Floats)
     busy, forward, weight = total(work.busy), total(work.forward), gpu.weight_of_all.take(known.of_gpu)
     hop = known.hop.take(known.of_hop)
     stages = (forward_max, busy_max - forward_max - weight_max, weight_max)
-    bubble, waiting = bubbles(
-        p.schedule, p.pp, p.vp, m, *stages, forward, busy - forward - weight, weight, hop
-    )
+    bubble, waiting = bubbles(c.orders, p.pp, p.vp, m, *stages, forward, busy - forward - weight, weight, hop)
     time = {name: of_step * value.take(at) for name, value in parts.items()}
     time |= {
         "recompute": of_step * total(work.recompute),
