@@ -277,8 +277,27 @@ def test_a_plan_that_does_not_fit_is_not_written(tmp_path: Path, capsys: pytest.
         out = tmp_path / "x"
         code, text, err = run(capsys, "export", *TOO_LARGE, "--to", "megatron", "--out", str(out), *more)
         assert (code, text) == (1, "")
-        assert err.startswith("error: no plan to export: ")
+        assert err.startswith("error: no plan fits 8 GPUs: memory: ")
         assert not out.exists()
+        # what is offered works: 16 GPUs, and optimizer states in host memory
+        assert "; 16 GPUs would work; otherwise --offload optimizer (" in err
+    more = ["16" if word == "8" else word for word in TOO_LARGE]
+    for i, argv in enumerate((more, [*TOO_LARGE, "--offload", "optimizer"])):
+        assert run(capsys, "export", *argv, "--to", "megatron", "--out", str(tmp_path / str(i)))[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--pp", "2"], "accelerate has no pipeline for training (pp 2); pp 1 would; otherwise no --pp ("),
+        (["--tp", "3"], "tp 3 does not divide 64 heads; tp 2 or 4 would; otherwise no --tp ("),
+    ],
+)
+def test_a_combination_that_cannot_be_is_an_error_of_the_question(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], told: str
+) -> None:
+    ask = ["llama-3.1-70b", "--gpu", "h100-sxm", "--gpus", "64", "--seq", "8192", "--gbs", "512"]
+    assert told in refused(capsys, "export", *ask, "--to", "accelerate", "--out", str(tmp_path / "x"), *flags)
 
 
 def test_a_plan_that_does_not_fit_is_written_if_asked_for(

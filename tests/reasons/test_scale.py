@@ -77,9 +77,22 @@ def test_points_are_searches_of_their_own_and_shares_sum_to_one(cost_model: str)
 def test_where_nothing_fits_the_point_says_so() -> None:
     case = replace(textbook(), cluster=textbook().cluster.with_gpus(64))
     found = scaling(case, [8, 64], [512], weak=False)
-    assert found.points[0].reason == "no plan fits the memory"
+    assert found.points[0].reason.startswith("no plan fits the memory: the smallest needs ")
     assert found.points[0].efficiency is None
     assert found.points[1].efficiency == 1.0
+
+
+def test_a_batch_that_cannot_grow_with_the_gpus_keeps_its_row() -> None:
+    """Nine sequences on 16 GPUs are 13.5 on 24 and 18 on 32."""
+    case = Case(
+        model=load_model("llama-3.1-8b"), cluster=cluster_of("h100-sxm", 32),
+        workload=Workload(seq=8192, gbs=9), space=Space(), cost_model=cost_model_named("handbook"),
+    )  # fmt: skip
+    weak = scaling(case, [16, 24, 32], [9]).curves["weak, gbs 9 on 16"]
+    assert [point.gpus for point in weak] == [16, 24, 32]
+    assert weak[1].reason == "9 sequences on 16 GPUs would be 13.5 on 24"
+    assert weak[1].costs is None
+    assert weak[2].gbs == 18
 
 
 def test_counts() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -180,6 +182,51 @@ def test_text_fits_the_screen_and_says_why(
     assert coloured.replace("\x1b[1m", "").replace("\x1b[0m", "") == text
 
 
+QUESTIONS = [
+    [*RUN],
+    [*RUN, "--cost-model", "handbook"],
+    [*RUN, "--plan", "tp8,pp4,vp10,mbs2", "--vs", "tp2,pp4,vp5,zero3"],
+    ["llama-3.1-8b", "--gpu", "h100-sxm", "--gpus", "8", "--seq", "8192", "--gbs", "8"],
+    ["qwen3-30b-a3b", "--gpu", "h100-sxm", "--gpus", "64", "--seq", "4096", "--gbs", "256"],
+]
+
+
+@pytest.mark.parametrize("argv", QUESTIONS, ids=lambda argv: " ".join(argv[-2:]))
+def test_printed_parts_sum_to_the_printed_whole(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, argv: list[str]
+) -> None:
+    """Decimal arithmetic on what stands on the page: columns sum, rows subtract, the sums are the steps."""
+    monkeypatch.setenv("COLUMNS", "120")
+    text = out(capsys, ["why", *argv]).replace("−", "-")
+    number = r"[+-]?\d+\.\d+"
+    for title in ("time", "memory"):
+        block = text[text.index(f"\n{title}") :]
+        rows = re.findall(rf"^(\S.*?) +({number})(?: m?s)? +({number})(?: m?s)? +({number})", block, re.M)
+        rows = rows[: [row[0] for row in rows].index("sum") + 1]
+        parts = [[Decimal(cell) for cell in row[1:]] for row in rows]
+        assert len(parts) > 3
+        for column in range(3):
+            assert sum(part[column] for part in parts[:-1]) == parts[-1][column], rows
+        assert all(part[1] - part[0] == part[2] for part in parts), rows
+        if title == "time":
+            steps = [Decimal(step) for step in re.findall(rf"step ({number}) m?s ·", text)]
+            assert steps == parts[-1][:2]
+
+
+def test_reasons_know_of_virtual_stages_and_of_parts_that_one_plan_has_alone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """arXiv 2205.05198, 4.2.3: interleaving keeps 1 + (p - 1) / (p v) as much as without, here 4 · 1.075
+    micro-batches; only the second plan recomputes."""
+    text = " ".join(out(capsys, ["why", *QUESTIONS[2]]).split())
+    assert "20 layers × 4.3 micro-batches in flight (vp 10)" in text
+    assert "20 layers × 4.6 micro-batches in flight (vp 5)" in text
+    assert "that were not kept): B 17 of 20 layers a rank; A has none" in text
+    best = " ".join(out(capsys, ["why", *RUN]).split())
+    same = next(line for line in best.split(" s ") if line.startswith("dp (gradients"))
+    assert "both 4 ranks (dp · cp), 4.41 B parameters each; A is vp14 interleaved" in same
+
+
 def test_json_is_the_same_and_a_is_the_better_plan(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["why", *RUN, "--cost-model", "handbook", "--plan", "tp8,pp1,mbs1", "--json"]
     data = json.loads(out(capsys, argv))
@@ -241,6 +288,12 @@ def test_plans_that_cannot_be(capsys: pytest.CaptureFixture[str], flags: list[st
         ("recompute", Plan(pp=3, layout=(27, 27, 26), recompute_layers=3), "3 of 26 to 27 layers a stage"),
         ("dp", Plan(tp=8, pp=2, dp=4), "4 ranks (dp · cp), 4.41 B parameters each"),  # 70.55 / 16
         ("cp", Plan(tp=4, cp=4, dp=4), "cp 4, ring: 3 hops, 2,048 tokens each"),
+        # 2 · 8192 · 8192 bytes / tp 8; 512 / 4 micro-batches, each through ten stages of every rank
+        (
+            "pp",
+            Plan(tp=8, pp=2, dp=4, vp=10, schedule=Schedule.INTERLEAVED),
+            "16.0 MiB to the next stage, 128 micro-batches × vp 10 both ways",
+        ),
     ],
 )
 def test_the_numbers_that_decide_a_part(part: str, plan: Plan, expected: str) -> None:
@@ -251,7 +304,7 @@ def test_the_numbers_that_decide_a_part(part: str, plan: Plan, expected: str) ->
 def test_layers_of_v_shaped_stages() -> None:
     """Rank r of two holds stages r and 3 - r: 1 + 4 and 2 + 3 layers."""
     plan = Plan(pp=2, vp=2, schedule=Schedule.ZB_V, layout=(1, 2, 3, 4), recompute_layers=1)
-    assert reason("recompute", plan, full().setting) == "1 of 5 layers a stage"
+    assert reason("recompute", plan, full().setting) == "1 of 5 layers a rank"
 
 
 def test_every_part_of_both_models_has_a_meaning() -> None:

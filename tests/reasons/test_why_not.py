@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from meshplan.plan.kinds import Sharding
 from meshplan.plan.plans import Plan
 from meshplan.plan.space import Space
 from meshplan.plan.workload import Workload
+from meshplan.report.plan_names import plan_names
 from meshplan.search.reasons import Case, answer
 from meshplan.search.reasons_not import why_not, with_changes
 
@@ -116,12 +118,56 @@ def test_the_memory_that_would_do_is_the_least() -> None:
     need = float(fix.changes[0].new)
     gpu = asked.cluster.gpu
 
-    def with_memory(value: float) -> Case:
-        part = replace(gpu, usable_hbm_bytes=value, hbm_bytes=max(value, gpu.hbm_bytes))
-        return asked.on(replace(asked.cluster, gpu=part))
+    def with_memory(board: float) -> Case:
+        usable = board * gpu.usable_hbm_bytes / gpu.hbm_bytes
+        return asked.on(replace(asked.cluster, gpu=replace(gpu, usable_hbm_bytes=usable, hbm_bytes=board)))
 
     assert answer(with_memory(need * 1.0001), wish).fits
     assert not answer(with_memory(need * 0.999), wish).fits
+
+
+def test_memory_is_named_as_what_if_takes_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """The board's memory that ``why-not`` asks for, typed back: with it the plan fits, not with less."""
+    plan = ["--tp", "1", "--pp", "1", "--cp", "1", "--mbs", "1", "--sharding", "zero1"]
+    assert main(["why-not", *RUN, *plan]) == 1
+    text = " ".join(capsys.readouterr().out.split())
+    told = re.search(r"memory of a GPU ([\d.]+) GiB instead of 80.0 GiB \(([\d.]+) GiB usable instead", text)
+    assert told is not None
+    board, usable = map(float, told.groups())
+    assert f"does not fit: {usable} GiB a GPU" in text
+    for less, fits in ((0.0, True), (1.0, False)):
+        change = f"memory={board - less:.1f}GiB"
+        main(["plan", *RUN, *plan, "--no-ties", "--what-if", change, "--json"])
+        after = json.loads(capsys.readouterr().out)["what_if"]["after"]
+        assert (after is not None) is fits
+
+
+def test_host_memory_is_offered_where_it_helps() -> None:
+    """LLaMA 2 7B on eight A100 of 40 GB, cut in two and not sharded: 3.37 B parameters of 18 bytes are
+    61 GB, and 20 GB without the 12 of the optimizer."""
+    asked = case("llama-2-7b", "a100-40gb", 8, 1024, 8)
+    wish = {"tp": 2, "pp": 1, "sharding": Sharding.DDP}
+    found = why_not(asked, wish)
+    assert found.verdict == "memory"
+    fix = next(f for f in found.fixes if f.changes[0].name == "offload")
+    changed, same = with_changes(asked, wish, fix)
+    assert changed.workload.offload == "optimizer"
+    assert answer(changed, same).fits
+
+
+@pytest.mark.parametrize("objective", ["step", "memory"])
+def test_no_plan_is_offered_twice_and_the_fastest_is_the_fastest(objective: Any) -> None:
+    """``tp 8, pp 4, mbs 4``: freeing each of the three leads to the same plan with vp 10."""
+    asked = replace(case(), space=Space.of("small", load_model("llama-3.1-70b")), simulate=True)
+    wishes: list[dict[str, Any]] = [{"tp": 8, "pp": 4, "mbs": 4}, {"tp": 3, "pp": 7}]
+    for wish in wishes:
+        found = why_not(replace(asked, objective=objective), wish)
+        plans = [fix for fix in found.fixes if fix.changes[0].name not in ("memory", "seq", "gbs", "gpus")]
+        names = [plan_names(fix.costs.plans, asked.space.order)[0] for fix in plans]
+        assert len(set(names)) == len(names)
+        for fix in plans:
+            if fix.kind == "fastest":
+                assert min(float(other.costs.step_s[0]) for other in plans) == float(fix.costs.step_s[0])
 
 
 def test_sharded_parameters_are_offered() -> None:

@@ -19,6 +19,7 @@ from meshplan.plan.space import Space
 from meshplan.plan.workload import Workload
 from meshplan.report.gather import report_data
 from meshplan.report.html import report_html, report_pictures
+from meshplan.report.words import words_in
 from meshplan.search.band import ranking_band
 from meshplan.search.ranking import Ranking
 from meshplan.search.search import search
@@ -190,6 +191,34 @@ def test_plan_writes_report_and_pictures(tmp_path: Path, capsys: pytest.CaptureF
     assert {file.stem for file in folder.iterdir()} == names
     assert "<style>" in (folder / "mesh.svg").read_text(encoding="utf-8")
     assert [file.name for file in tmp_path.iterdir() if file.name.startswith(".")] == []
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_what_else_was_asked_stands_in_the_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], language: str
+) -> None:
+    """The same command with ``--html`` and with ``--json``, and a report of what it saved: 15 T tokens in
+    steps of 512 · 8,192 are 3,576,279 steps."""
+    ask = ["plan", *QUESTION, "--what-if", "nic=2x", "--tokens", "15T", "--explain-steps"]
+    ask += ["--precision", "bf16,fp8"]
+    html, saved = tmp_path / "a.html", tmp_path / "a.json"
+    assert main([*ask, "--html", str(html), "--language", language]) == 0
+    capsys.readouterr()
+    assert main([*ask, "--json"]) == 0
+    saved.write_text(capsys.readouterr().out, encoding="utf-8")
+    again = tmp_path / "b.html"
+    assert main(["report", str(saved), "--out", str(again), "--language", language]) == 0
+    data = json.loads(saved.read_text(encoding="utf-8"))
+    texts = words_in(language)
+    for file in (html, again):
+        text = re.sub(r"<[^>]+>", " ", file.read_text(encoding="utf-8"))
+        for part in ("variants", "what_if", "run", "steps"):
+            assert texts(f"asked.{part}") in text
+        assert texts("asked.change", name="nic", old="50 GB/s", new="100 GB/s") in text
+        assert f"{-(-15 * 10**12 // (512 * 8192)):,}" in text
+        for row in (data["what_if"]["before"], data["what_if"]["after"]):
+            assert f"{row['tokens_per_s_per_gpu']:,.0f}" in text
+        assert f"{data['run']['gpu_hours'] / 1e6:.2f} M" in text
 
 
 def test_report_of_a_saved_plan_is_complete(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

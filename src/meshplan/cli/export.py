@@ -12,6 +12,7 @@ from cyclopts import Parameter
 
 from meshplan.cli.flags import ClusterFlags, ObjectiveName, SizeFlags, SpaceFlags, StackName, WorkloadFlags
 from meshplan.cli.options import Count, Json
+from meshplan.cli.plan import no_plan
 from meshplan.cli.question import Question, question
 from meshplan.cost.costs import Costs
 from meshplan.cost.full.model import FullModel
@@ -204,9 +205,7 @@ def export(
     if allow_oversize and not len(ranking):
         ranking = _oversized(search_for, run) or ranking
     if not len(ranking):
-        reason = ranking.nothing.reason if ranking.nothing is not None else "no plan is left"
-        print(f"error: no plan to export: {reason}", file=sys.stderr)
-        return NO_PLAN
+        raise _no_plan(ranking, to)
     if plan > len(ranking):
         raise InputError(f"--plan {plan:,} is more than the {len(ranking):,} plans there are")
 
@@ -228,8 +227,7 @@ def export(
     else:
         found = _nth_that_fits(plan, len(ranking), lambda i: written(ranking.costs.plans[i]))
         if found is None:
-            print(_too_large(to, *written(ranking.costs.plans[plan - 1])), file=sys.stderr)
-            return NO_PLAN
+            raise NothingToExportError(_too_large(to, *written(ranking.costs.plans[plan - 1])))
         job, launch, priced = found
     costs = [note_cost(cost_model, job, note) for note in launch.notes]
     if diff:
@@ -243,6 +241,25 @@ def export(
     else:
         sys.stdout.write(export_text(job, launch, priced, costs, out, stack_name, Screen.of()))
     return 0
+
+
+class NothingToExportError(InputError):
+    """No plan fits: a fair question whose answer is no."""
+
+    exit_code = NO_PLAN
+
+
+def _no_plan(ranking: Ranking, target: str) -> InputError:
+    """Why there is nothing to write, and what would work, as ``meshplan plan`` says it; a question that makes
+    no sense where no plan is valid."""
+    nothing = ranking.nothing
+    if nothing is None:
+        return InputError(f"no plan to export: {target} can run none of them")
+    ways = tuple(way for way in nothing.ways if "--framework any" not in way.flags)
+    told = no_plan(replace(nothing, ways=ways), ranking)
+    if nothing.limit == "rules":
+        return InputError(told)
+    return NothingToExportError(f"{told}; or --allow-oversize, to write one all the same")
 
 
 def _oversized(search_for: Callable[..., Ranking], run: Setting) -> Ranking | None:
@@ -293,7 +310,7 @@ def _too_large(target: str, job: Job, launch: Launch, priced: Costs) -> str:
     need, limit = format_bytes(float(priced.memory_bytes[0])), format_bytes(priced.memory_limit_bytes)
     changed = ", ".join(note.part for note in launch.notes if note.change) or "nothing"
     return (
-        f"error: no plan to export: as {target} would run it ({changed} changed) the plan of {job.model.name}"
+        f"no plan to export: as {target} would run it ({changed} changed) the plan of {job.model.name}"
         f" needs {need} of {limit}; give other flags, or --allow-oversize to write it all the same"
     )
 

@@ -54,7 +54,8 @@ def memory_check(
 ) -> int:
     """Run one rank's real PyTorch module of a plan under fake tensors; hold the model's memory against it.
 
-    Nothing is computed and no GPU is needed: any world size runs on this CPU. Needs PyTorch.
+    Nothing is computed and no GPU is needed: any world size runs on this CPU. Needs PyTorch. Exit code 0: it
+    ran; 2: the plan or the question makes no sense; 3: this machine cannot run it.
 
     Parameters
     ----------

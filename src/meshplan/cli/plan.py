@@ -186,12 +186,14 @@ def plan(
     sys.stdout.write(_render(ranking, top, form, data) + sections)
     if html is not None or svg is not None:
         from meshplan.cli.report import write_report
+        from meshplan.report.asked_sections import KEYS
         from meshplan.report.gather import report_data
 
         flags = ("--pareto",) if pareto else ()
         whole = report_data(
             ranking, cost_model=asked.cost_model, stack=asked.stack, flags=flags, told=progress()
         )
+        whole |= {name: data[name] for name in KEYS if name in data}
         write_report(whole, html=html, svg=svg, language=language)
     if nothing is None:
         return 0

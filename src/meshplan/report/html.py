@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshplan.report import sections
+from meshplan.report.asked_sections import asked_sections
 from meshplan.report.markup import Html, h, join
 from meshplan.report.ranking_table import ranking_table, tie_note
 from meshplan.report.style import document_css
@@ -21,7 +22,11 @@ def report_html(data: Mapping[str, Any], *, language: str = "en") -> str:
     words = words_in(language)
     title = sections.headline(data["ranking"], words)
     body = join(
-        [part for section in (_answer, _plan, _studies, _again, _evidence) for part in section(data, words)]
+        [
+            part
+            for section in (_answer, _plan, asked_sections, _studies, _again, _evidence)
+            for part in section(data, words)
+        ]
     )
     head = h(
         "head",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import isfinite
 
 from meshplan.model.counts import layer_parameters, model_parameters
 from meshplan.plan.kinds import Recompute, Schedule, Sharding
 from meshplan.plan.plans import ALL_LAYERS, Plan
 from meshplan.plan.rules import Setting
+from meshplan.schedule.closed_form import in_flight
 from meshplan.search.reasons import V_SHAPED
 from meshplan.units import format_bytes, format_count
 
@@ -46,6 +48,9 @@ MEMORY_MEANING: Mapping[str, str] = {
 """Part of the memory → what it is."""
 
 
+_Reason = Callable[[Plan, Setting], str]
+
+
 def reason(part: str, plan: Plan, setting: Setting) -> str:
     """The numbers of ``plan`` that decide how large ``part`` of the step is; ``""`` where there are none."""
     return _TIME.get(part, _nothing)(plan, setting)
@@ -63,6 +68,10 @@ def _nothing(plan: Plan, setting: Setting) -> str:
 def micro_batches(plan: Plan, setting: Setting) -> int:
     """Micro-batches a pipeline runs each step."""
     return max(setting.workload.gbs // (plan.dp * plan.mbs), 1)
+
+
+def _ways(count: int) -> str:
+    return "way" if count == 1 else "ways"
 
 
 def _tokens(plan: Plan, setting: Setting) -> float:
@@ -108,13 +117,19 @@ def _pp(plan: Plan, setting: Setting) -> str:
     if plan.pp == 1:
         return "pp 1: no pipeline"
     size = format_bytes(2 * _tokens(plan, setting) * setting.model.hidden / plan.tp)
-    return f"{size} to the next stage, {micro_batches(plan, setting)} micro-batches both ways"
+    rounds = f" × vp {plan.vp}" if plan.vp > 1 else ""
+    return f"{size} to the next stage, {micro_batches(plan, setting)} micro-batches{rounds} both ways"
 
 
 def _imbalance(plan: Plan, setting: Setting) -> str:
     if plan.pp == 1:
         return "pp 1: one stage"
-    return f"pp {plan.pp}: {_held(plan, setting)} layers a stage, and the last one has the LM head"
+    return f"pp {plan.pp}: {_held(plan, setting)} layers {_place(plan)}, and the last one has the LM head"
+
+
+def _place(plan: Plan) -> str:
+    """Where layers are counted: a rank with virtual stages has several stages."""
+    return "a rank" if plan.vp > 1 else "a stage"
 
 
 def _held(plan: Plan, setting: Setting) -> str:
@@ -146,54 +161,95 @@ def _dp(plan: Plan, setting: Setting) -> str:
     if experts:
         held = format_count(experts / (plan.ep * plan.etp * plan.pp))
         text += f", and {held} of experts over {plan.edp} ranks"
-    return text
+    if plan.sharding >= Sharding.ZERO2:
+        what = "gathered" if plan.sharding is Sharding.ZERO3 else "reduced"
+        text += f", {what} for every micro-batch ({plan.sharding.label})"
+    return text + (f", {plan.replicas} replicas" if plan.replicas > 1 else "")
 
 
 def _recompute(plan: Plan, setting: Setting) -> str:
     if plan.recompute_layers >= ALL_LAYERS:
         return "every layer"
     stage = _held(plan, setting)
-    words = f"{plan.recompute_layers} of {stage} layers a stage" if plan.recompute_layers else ""
+    layers = f"{plan.recompute_layers} of {stage} layers {_place(plan)}"
+    words = layers if plan.recompute_layers else ""
     names = [m.name.lower().replace("_", "-") for m in Recompute if m & plan.recompute_modules and m.name]
     return " + ".join([*([words] if words else []), *names]) or "nothing is recomputed"
 
 
 def _matmul(plan: Plan, setting: Setting) -> str:
-    text = f"{_tokens(plan, setting):,.0f} tokens at a time, weights cut {plan.tp} ways"
+    text = f"{_tokens(plan, setting):,.0f} tokens at a time, weights cut {plan.tp} {_ways(plan.tp)}"
     if _experts(setting):
         text += f", experts spread over {plan.ep} rank{'s' if plan.ep > 1 else ''}"
     return text
 
 
-def _states(plan: Plan, setting: Setting) -> str:
-    total = model_parameters(setting.model).total
-    cut = plan.tp * plan.pp
-    more = f", experts also {plan.ep} ways" if plan.ep > 1 else ""
-    sharded = " and sharded" if plan.sharding is Sharding.ZERO3 else ""
-    return f"{format_count(total)} parameters cut tp · pp = {cut} ways{more}{sharded}"
+def _attention(plan: Plan, setting: Setting) -> str:
+    cut = f"heads cut {plan.tp} {_ways(plan.tp)}"
+    if plan.cp == 1:
+        return f"whole sequences, {cut}"
+    return f"sequences cut {plan.cp} ways ({plan.cp_kind.label}), {cut}"
+
+
+def _elementwise(plan: Plan, setting: Setting) -> str:
+    text = f"{_tokens(plan, setting):,.0f} tokens at a time"
+    if plan.tp == 1:
+        return text
+    return f"{text}, cut {plan.tp} ways" if plan.sp else f"{text}, norms whole on every tp rank (no sp)"
+
+
+def _states(sharded_from: Sharding) -> _Reason:
+    """What is said of weights or gradients, which are sharded from ``sharded_from`` on."""
+
+    def said(plan: Plan, setting: Setting) -> str:
+        total = model_parameters(setting.model).total
+        cut = plan.tp * plan.pp
+        more = f", experts also {plan.ep} ways" if plan.ep > 1 else ""
+        sharded = f" and sharded ({plan.sharding.label})" if plan.sharding >= sharded_from else ""
+        return f"{format_count(total)} parameters cut tp · pp = {cut} {_ways(cut)}{more}{sharded}"
+
+    return said
 
 
 def _optimizer(plan: Plan, setting: Setting) -> str:
+    host = ""
+    if setting.workload.offload == "optimizer":
+        host = f", {setting.workload.offload_fraction:.0%} of it in host memory"
     if plan.sharding is Sharding.DDP:
-        return "not sharded"
-    return f"tp · pp = {plan.tp * plan.pp}, then over dp · cp = {plan.dp * plan.cp}"
+        return f"not sharded{host}"
+    copies = f" / {plan.replicas} replicas" if plan.replicas > 1 else ""
+    return f"tp · pp = {plan.tp * plan.pp}, then over dp · cp = {plan.dp * plan.cp}{copies}{host}"
+
+
+def _alive(plan: Plan, setting: Setting) -> float:
+    """Micro-batches whose activations the fullest rank keeps at once; with virtual stages as if each were of
+    all its stages (``schedule.closed_form.in_flight``)."""
+    if plan.pp == 1:
+        return 1.0
+    m = micro_batches(plan, setting)
+    alive = [float(in_flight(plan.schedule, plan.pp, plan.vp, m, rank)) for rank in range(plan.pp)]
+    known = [count for count in alive if isfinite(count)]
+    return max(known, default=float(min(plan.pp, m)))
 
 
 def _activations(plan: Plan, setting: Setting) -> str:
-    alive = min(plan.pp, micro_batches(plan, setting))
+    alive = _alive(plan, setting)
     kept = f", {_recompute(plan, setting)} recomputed" if plan.recompute_layers else ""
+    rounds = f" (vp {plan.vp})" if plan.vp > 1 and plan.pp > 1 else ""
+    batches = f"{alive:.3g} micro-batch{'es' if alive > 1 else ''}"
     return (
-        f"{_held(plan, setting)} layers × {alive} micro-batch{'es' if alive > 1 else ''} in flight,"
-        f" {_tokens(plan, setting):,.0f} tokens cut {plan.tp} ways{kept}"
+        f"{_held(plan, setting)} layers × {batches} in flight{rounds},"
+        f" {_tokens(plan, setting):,.0f} tokens cut {plan.tp} {_ways(plan.tp)}{kept}"
     )
 
 
-_Reason = Callable[[Plan, Setting], str]
 _TIME: Mapping[str, _Reason] = {
     "tp": _tp, "cp": _cp, "ep": _ep, "pp": _pp, "dp": _dp, "bubble": _bubble, "imbalance": _imbalance,
-    "recompute": _recompute, "matmul": _matmul,
+    "recompute": _recompute, "matmul": _matmul, "attention": _attention, "elementwise": _elementwise,
+    "optimizer": _optimizer,
 }  # fmt: skip
 _MEMORY: Mapping[str, _Reason] = {
-    "weights": _states, "gradients": _states, "weights_and_gradients": _states, "optimizer": _optimizer,
+    "weights": _states(Sharding.ZERO3), "gradients": _states(Sharding.ZERO2),
+    "weights_and_gradients": _states(Sharding.ZERO3), "optimizer": _optimizer,
     "activations": _activations,
 }  # fmt: skip

@@ -23,6 +23,7 @@ from meshplan.model.counts import model_parameters
 from meshplan.model.load import load_model
 from meshplan.plan.plans import Plans
 from meshplan.plan.space import Space
+from meshplan.report.asked_sections import KEYS
 from meshplan.report.gather import SCHEMA_VERSION, TOP, report_data
 from meshplan.report.plan_key import plan_key
 from meshplan.report.plan_names import plan_names
@@ -60,10 +61,11 @@ def report_of_saved(saved: Mapping[str, Any], *, told: Told = lambda what: None)
         )
     if saved.get("kind") == "report":
         return dict(saved)
+    asked = {name: saved[name] for name in KEYS if name in saved}
     if is_ranking(saved):
-        return _of_ranking(saved, told)
+        return _of_ranking(saved, told) | asked
     if isinstance(saved.get("plan"), Mapping) and isinstance(saved.get("stages"), list):
-        return report_of_estimate(saved)
+        return report_of_estimate(saved) | asked
     if isinstance(saved.get("phases"), list):
         raise InputError(
             "a job of phases has no single report; plan one of its phases by its own --seq and --gbs"

@@ -88,7 +88,7 @@ def _table(points: Sequence[Point], screen: Screen) -> list[str]:
     first, *rows = table(
         [
             Column(title="GPUs", cells=[f"{p.gpus:,}" for p in points], right=True),
-            Column(title="gbs", cells=[f"{p.gbs:,}" for p in points], right=True, priority=1),
+            Column(title="gbs", cells=[_gbs(p, points[0]) for p in points], right=True, priority=1),
             Column(title="best plan", cells=[_plan(p) for p in points]),
             Column(title="step", cells=[_of(p, _step) for p in points], right=True),
             Column(title="MFU", cells=[_of(p, _mfu) for p in points], right=True),
@@ -98,6 +98,12 @@ def _table(points: Sequence[Point], screen: Screen) -> list[str]:
         screen.width,
     )
     return [screen.bold(first), *rows]
+
+
+def _gbs(point: Point, first: Point) -> str:
+    """The batch; none where it would have to be a part of a sequence to grow as the GPUs do."""
+    uneven = first.gbs * point.gpus % first.gpus if point.curve.startswith("weak") else 0
+    return "–" if uneven else f"{point.gbs:,}"
 
 
 def _of(point: Point, say: Any) -> str:

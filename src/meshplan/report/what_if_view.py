@@ -15,6 +15,7 @@ from meshplan.report.why_view import binding_lines
 from meshplan.search.ranking import Ranking
 from meshplan.search.reasons_compare import Sensitivities
 from meshplan.search.what_if import WhatIf
+from meshplan.search.what_if_software import Changed
 from meshplan.units import format_bytes
 
 SAME = 1e-9
@@ -23,7 +24,7 @@ SAME = 1e-9
 
 def what_if_lines(found: WhatIf, screen: Screen) -> list[str]:
     """Both best plans, before and after."""
-    changes = ", ".join(f"{c.name} {c.new} instead of {c.old}" for c in found.changes)
+    changes = ", ".join(f"{c.name} {c.new} instead of {c.old}{_usable(found, c)}" for c in found.changes)
     by = {"memory": " (best: least memory)", "simplicity": " (best: simplest)"}.get(found.objective, "")
     lines = [*wrap(f"what if: {changes}{by}", screen.width)]
     rows = [row for row in _rows(found) if row[2] is not None]
@@ -52,6 +53,14 @@ def what_if_lines(found: WhatIf, screen: Screen) -> list[str]:
         screen.width,
     )
     return [*lines, screen.bold(first), *body, *wrap(_verdict(found), screen.width)]
+
+
+def _usable(found: WhatIf, change: Changed) -> str:
+    """What plans may fill of a memory that is the whole board's."""
+    if change.name not in ("memory", "hbm"):
+        return ""
+    then, now = (format_bytes(r.costs.memory_limit_bytes) for r in (found.after, found.before))
+    return f" ({then} usable instead of {now})"
 
 
 def _rows(found: WhatIf) -> Iterator[tuple[str, int, Costs | None]]:

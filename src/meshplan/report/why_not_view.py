@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from meshplan.plan.kinds import CpKind, Recompute, Schedule, Sharding
@@ -19,12 +20,13 @@ from meshplan.report.why_view import (
     flip_lines,
     head,
     indented,
+    memory_words,
     question_data,
     summary,
 )
 from meshplan.search.objective import complexity
 from meshplan.search.reasons import Case, Wish
-from meshplan.search.reasons_not import Change, Fix, WhyNot
+from meshplan.search.reasons_not import QUESTION, Change, Fix, WhyNot
 from meshplan.units import format_bytes
 
 KINDS: dict[str, Any] = {"schedule": Schedule, "sharding": Sharding, "cp_kind": CpKind}
@@ -41,7 +43,7 @@ def why_not_text(case: Case, found: WhyNot, tie: float | None, screen: Screen) -
         )
     lines += ["", *_verdict(case, found, tie, screen), "", *_fixes(found, screen)]
     if found.verdict == "slower":
-        lines += ["", *flip_lines(case, found.flips, screen)]
+        lines += ["", *flip_lines(case, found.flips, found.ranking.costs.memory_limit_bytes, screen)]
     return screen.text("\n".join(lines).rstrip() + "\n")
 
 
@@ -114,11 +116,13 @@ def value_words(name: str, value: Any) -> Any:
     return value
 
 
-def change_words(change: Change) -> str:
-    """``tp 2 instead of 1``."""
+def change_words(change: Change, limit: float) -> str:
+    """``tp 2 instead of 1``; ``limit``: bytes of a GPU that a plan may fill now."""
     old, new = value_words(change.name, change.old), value_words(change.name, change.new)
     if change.name == "memory":
-        return f"{format_bytes(new)} of memory a GPU instead of {format_bytes(old)}"
+        return f"memory of a GPU {memory_words(old, new, limit)}"
+    if change.name == "offload":
+        return "optimizer states in host memory (--offload optimizer)"
     form = (lambda v: f"{v:,}") if change.name in ("gpus", "gbs", "seq") else str
     if change.name == "gpus":
         return f"{form(new)} GPUs instead of {form(old)}"
@@ -221,13 +225,35 @@ def _fixes(found: WhyNot, screen: Screen) -> Iterator[str]:
     title = {"slower": "what makes it faster", "behind": "what makes it better"}.get(
         found.verdict, "what makes it work"
     )
-    title += ", fewest changes first"
     yield screen.bold(f"{title} (each searched for again)")
-    for fix in found.fixes[:MOST_FIXES]:
-        words = " and ".join(change_words(change) for change in fix.changes)
-        plans = fix.costs.plans
-        kind = f"{fix.kind}: " if fix.kind else ""
-        rest = ", the rest chosen anew" if fix.kind in ("fastest", "best") else ""
-        step, need = step_time(float(fix.costs.step_s[0])), format_bytes(float(fix.costs.memory_bytes[0]))
-        text = f"{kind}{words}{rest}: {plan_names(plans, plans.order)[0]}, step {step}, {need}"
-        yield from indented(text, screen)
+    limit = found.ranking.costs.memory_limit_bytes
+    plans = [fix for fix in found.fixes if fix.changes[0].name not in QUESTION]
+    others = [fix for fix in found.fixes if fix.changes[0].name in QUESTION]
+    for fix in plans[: max(MOST_FIXES - len(others), 2)]:
+        yield from indented(f"{_kind(fix, found)}{_fixed(fix, limit)}", screen)
+    if others:
+        yield "  or, with the plan as it is" if plans else "  with the plan as it is"
+        for fix in others:
+            yield from (
+                f"  {line}" for line in indented(_fixed(fix, limit), replace(screen, width=screen.width - 2))
+            )
+
+
+def _kind(fix: Fix, found: WhyNot) -> str:
+    """What a fix is the most of; of the fastest, among which plans."""
+    wish = found.answer.wish
+    if fix.kind not in ("fastest", "best"):
+        return f"{fix.kind}: " if fix.kind else ""
+    count = sum(change.name in wish for change in fix.changes)
+    names = list(dict.fromkeys(_label(name) for name in wish))
+    which = " or ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)
+    many = {0: "more sharding", 1: f"another {which}"}.get(count, f"{count} of {', '.join(names)} changed")
+    return f"{fix.kind} with {many}: "
+
+
+def _fixed(fix: Fix, limit: float) -> str:
+    words = " and ".join(change_words(change, limit) for change in fix.changes)
+    rest = ", the rest chosen anew" if fix.kind in ("fastest", "best") and not fix.kept else ""
+    step, need = step_time(float(fix.costs.step_s[0])), format_bytes(float(fix.costs.memory_bytes[0]))
+    name = plan_names(fix.costs.plans, fix.costs.plans.order)[0]
+    return f"{words}{rest}: {name}, step {step}, {need}"

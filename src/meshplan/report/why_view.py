@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,6 +25,9 @@ from meshplan.units import format_bandwidth, format_bytes, format_flops
 SCHEMA_VERSION = 1
 SMALL = 0.002
 """Parts that differ by less than this share of the step, or of the memory, are left out of the words."""
+TELLING = 0.05
+"""Parts with this share of all that differs are shown, however small they are."""
+REST = "everything else"
 FAR = 16.0
 """Changes by more than this factor are named without their numbers."""
 GIB = 2.0**30
@@ -40,11 +44,13 @@ def why_text(
 ) -> str:
     """What ``meshplan why`` prints. ``names``: what the plans are (``the best plan`` …)."""
     lines = [*head(case, screen), "", *_sides(case, found, names), ""]
-    lines += [*wrap(_verdict(found, tie), screen.width), *wrap(summary(found), screen.width), ""]
+    whole = float(found.a.step_s[0])
+    rounded = replace(found, time=tuple(_shown(found.time, time_unit(whole))))
+    lines += [*wrap(_verdict(found, tie), screen.width), *wrap(summary(rounded), screen.width), ""]
     lines += [*_parts(case, found, screen, memory=False), ""]
     lines += [*_parts(case, found, screen, memory=True), ""]
     lines += [*binding_lines(found.a, sensitivities, screen), ""]
-    lines += flip_lines(case, turning, screen)
+    lines += flip_lines(case, turning, found.a.memory_limit_bytes, screen)
     return screen.text("\n".join(lines).rstrip() + "\n")
 
 
@@ -139,7 +145,9 @@ def _verdict(found: Comparison, tie: float | None) -> str:
         more = f"B needs {format_bytes(need)} more than there is"
         return f"{more}; if it fitted, its step would take {b / a:.2f} × A's."
     word = "longer" if b >= a else "shorter"
-    text = f"B's step is {step_time(abs(b - a), a)} ({abs(found.slower):.1%}) {word} than A's."
+    unit = time_unit(a)
+    apart = abs(round(b / unit) - round(a / unit)) * unit  # as the printed steps have it
+    text = f"B's step is {step_time(apart, a)} ({abs(found.slower):.1%}) {word} than A's."
     if tie is not None:
         within = abs(found.slower) <= tie
         text += (
@@ -153,23 +161,25 @@ def _verdict(found: Comparison, tie: float | None) -> str:
 def summary(found: Comparison) -> str:
     """The largest differences of the step in one sentence."""
     whole = float(found.a.step_s[0])
-    told = [d for d in found.time if abs(d.more) >= SMALL * whole]
+    told = [d for d in found.time if abs(d.more) >= SMALL * whole and d.part != REST]
     costs = [f"{_name(d.part)} {step_time(d.more, whole)}" for d in told if d.more > 0][:3]
     saves = [f"{_name(d.part)} {step_time(-d.more, whole)}" for d in told if d.more < 0][:3]
-    spent = f"B spends more on {', '.join(costs)}" if costs else "B spends more on nothing"
+    if not costs:
+        return f"B saves {', '.join(saves)}." if saves else "No part of the step differs by much."
     saved = f"; it saves {', '.join(saves)}" if saves else ""
-    return f"{spent}{saved}."
+    return f"B spends more on {', '.join(costs)}{saved}."
 
 
 def _parts(case: Case, found: Comparison, screen: Screen, *, memory: bool) -> Iterator[str]:
-    """A table of the parts, and for those that differ what makes them differ."""
-    rows = [d for d in (found.memory if memory else found.time) if d.a > 0 or d.b > 0]
-    whole = max(sum(d.a for d in rows), 1e-12)
-    shown = [d for d in rows if max(d.a, d.b) >= SMALL * whole]
-    total = Difference(part="sum", a=sum(d.a for d in rows), b=sum(d.b for d in rows))
+    """A table of the parts, which sum to the whole as printed, and for those that differ what makes them
+    differ."""
+    parts = found.memory if memory else found.time
+    whole = max(sum(d.a for d in parts), 1e-12)
+    shown = _shown(parts, GIB / 100 if memory else time_unit(whole))
+    total = Difference(part="sum", a=sum(d.a for d in shown), b=sum(d.b for d in shown))
 
     def value(v: float) -> str:
-        return f"{v / GIB:.1f}" if memory else step_time(v, whole)
+        return f"{v / GIB:.2f}" if memory else step_time(v, whole)
 
     cells = [*shown, total]
     unit = " (GiB, fullest GPU)" if memory else ""
@@ -184,8 +194,58 @@ def _parts(case: Case, found: Comparison, screen: Screen, *, memory: bool) -> It
     )
     yield screen.bold(first)
     yield from body
-    told = [d for d in shown if abs(d.more) >= SMALL * whole]
-    yield from _because(case, found, told, value, screen, memory=memory)
+    differs = sum(abs(d.more) for d in shown)
+    told = [d for d in shown if abs(d.more) >= min(SMALL * whole, TELLING * differs) and d.part != REST]
+    yield from _because(case, found, [d for d in told if d.more], value, screen, memory=memory)
+
+
+def time_unit(whole: float) -> float:
+    """What ``step_time`` rounds parts of ``whole`` seconds to."""
+    return (0.1 if whole >= 100 else 0.01) if whole >= 1 else 1e-4
+
+
+def _shown(parts: Sequence[Difference], unit: float) -> list[Difference]:
+    """The parts that matter and everything else, in whole ``unit``s that sum to the rounded sums."""
+    there = [d for d in parts if d.a > 0 or d.b > 0]
+    whole, differs = sum(d.a for d in there), sum(abs(d.more) for d in there)
+    shown = [
+        d for d in there if max(d.a, d.b) >= SMALL * whole or abs(d.more) >= max(TELLING * differs, unit)
+    ]
+    same = [round(d.a / unit) == round(d.b / unit) for d in shown]
+    rest = len(shown) < len(there)
+    sums = (sum(d.a for d in there), sum(d.b for d in there))
+    a, b = (
+        whole_units([getattr(d, side) for d in shown], total, unit, rest=rest, last=same)
+        for side, total in zip("ab", sums, strict=True)
+    )
+    names = [*(d.part for d in shown), REST]
+    found = [Difference(part=n, a=x * unit, b=y * unit) for n, x, y in zip(names, a, b, strict=True)]
+    return found if found[-1].a or found[-1].b else found[:-1]
+
+
+def whole_units(
+    values: Sequence[float], total: float, unit: float, *, rest: bool, last: Sequence[bool]
+) -> list[int]:
+    """``values`` rounded to whole ``unit``s, and after them what is left of the rounded ``total``.
+
+    Where nothing is left out (no ``rest``), or the values are more than the total, those that were rounded
+    farthest give way instead, one unit each, the ones that are to be ``last`` only where others do not do.
+
+    >>> whole_units([0.34, 0.33, 0.13], 0.8, 0.1, rest=False, last=[False] * 3)
+    [4, 3, 1, 0]
+    >>> whole_units([0.34, 0.34], 0.8, 0.1, rest=True, last=[False] * 2)
+    [3, 3, 2]
+    """
+    found = [round(value / unit) for value in values]
+    left = round(total / unit) - sum(found)
+    if rest and left >= 0:
+        return [*found, left]
+    sign = 1 if left > 0 else -1
+    for i in sorted(range(len(values)), key=lambda i: (last[i], sign * (found[i] - values[i] / unit)))[
+        : abs(left)
+    ]:
+        found[i] += sign
+    return [*found, 0]
 
 
 def _because(
@@ -205,11 +265,25 @@ def _because(
         unit = " GiB" if memory else ""
         text = f"{_signed(d.more, value)}{unit} {_name(d.part)}"
         text += f" ({what})" if what else ""
-        if left != right:
-            text += f": A {left}; B {right}"
+        if left and not (d.a and d.b):
+            text += f": {f'A {left}' if d.a else f'B {right}'}; {'B' if d.a else 'A'} has none"
+        elif left != right:
+            text += f": A {left or 'has none'}; B {right or 'has none'}"
         elif left:
-            text += f": both {left}"
+            text += f": both {left}{_apart(case, found)}"
         yield from indented(text, screen)
+
+
+def _apart(case: Case, found: Comparison) -> str:
+    """What else the plans differ in, where the numbers of a part are the same for both."""
+    words = (
+        plan_names(costs.plans.take(slice(0, 1)), case.space.order)[0].split() for costs in (found.a, found.b)
+    )
+    left, right = words
+    only_a, only_b = ([w for w in own if w not in other] for own, other in ((left, right), (right, left)))
+    if not only_a and not only_b:
+        return ""
+    return f"; A is {' '.join(only_a) or 'plain'}, B {' '.join(only_b) or 'plain'}"
 
 
 def indented(text: str, screen: Screen) -> list[str]:
@@ -248,8 +322,8 @@ def binding_lines(costs: Costs, found: Sensitivities, screen: Screen) -> Iterato
     yield from wrap(room, screen.width)
 
 
-def flip_lines(case: Case, turning: Sequence[Flip], screen: Screen) -> Iterator[str]:
-    """Under which changes B beats A."""
+def flip_lines(case: Case, turning: Sequence[Flip], limit: float, screen: Screen) -> Iterator[str]:
+    """Under which changes B beats A; ``limit``: bytes of a GPU that a plan may fill now."""
     if not turning:
         yield from wrap(
             "no change of one hardware number up to 64 times, nor of the batch, makes B the faster one",
@@ -259,21 +333,31 @@ def flip_lines(case: Case, turning: Sequence[Flip], screen: Screen) -> Iterator[
     yield screen.bold("B would be the better one (one change at a time, both priced again)")
     near = [flip for flip in turning if 1 / FAR <= flip.factor <= FAR] or list(turning[:1])
     for flip in near:
-        yield from indented(f"with {flip_words(flip)}", screen)
+        yield from indented(f"with {flip_words(flip, limit)}", screen)
     if len(near) < len(turning):
         far = ", ".join(flip.title for flip in turning if flip not in near)
         yield from indented(f"only far from what there is: {far}", screen)
 
 
-def flip_words(flip: Flip) -> str:
+def memory_words(old: float, new: float, limit: float) -> str:
+    """A change of the board's memory and what is usable of it, where that is ``limit`` bytes now. Rounded up,
+    so that what is asked for with the number that stands here has room."""
+    then = math.ceil(new / GIB * 10 - 1e-6) * GIB / 10
+    usable = f"{format_bytes(limit * new / old)} usable instead of {format_bytes(limit)}"
+    return f"{format_bytes(then)} instead of {format_bytes(old)} ({usable})"
+
+
+def flip_words(flip: Flip, limit: float) -> str:
     """The change and both steps then."""
     forms: dict[str, Callable[[float], str]] = {
         "peak": format_flops, "hbm_bandwidth": format_bandwidth, "scaleup": format_bandwidth,
-        "network": format_bandwidth, "memory": format_bytes, "gbs": lambda v: f"{v:,.0f}",
+        "network": format_bandwidth, "gbs": lambda v: f"{v:,.0f}",
     }  # fmt: skip
-    form = forms[flip.name]
     a = f"A {step_time(flip.a_step_s)}" if flip.fits_a else "A does not fit"
     b = f"B {step_time(flip.b_step_s)}" if flip.fits_b else "B does not fit"
+    if flip.name == "memory":
+        return f"{flip.title} {memory_words(flip.now, flip.value, limit)}: {b}, {a}"
+    form = forms[flip.name]
     return f"{flip.title} {form(flip.value)} instead of {form(flip.now)} ({_times(flip.factor)} ×): {b}, {a}"
 
 

@@ -134,8 +134,9 @@ RESOURCES = (
 )  # fmt: skip
 """What a step may wait for; ``amount`` is ``None`` where the cluster has none of it."""
 MEMORY = Resource(
-    name="memory", title="memory of a GPU", scaled=with_memory, amount=lambda c: c.gpu.usable_hbm_bytes
+    name="memory", title="memory of a GPU", scaled=with_memory, amount=lambda c: c.gpu.hbm_bytes
 )
+"""All of the board's, as ``--what-if memory=`` takes it; what of it is usable grows with it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -28,7 +28,8 @@ GAIN = 1e-3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
-    """One thing to do otherwise: a field of the plan, or ``gpus``, ``gbs``, ``seq`` or ``memory`` (bytes)."""
+    """One thing to do otherwise: a field of the plan, or ``gpus``, ``gbs``, ``seq``, ``offload`` or
+    ``memory`` (bytes on the board, of which a part is usable)."""
 
     name: str
     old: Any
@@ -52,8 +53,8 @@ class Fix:
     kept: Mapping[str, Any] = field(default_factory=dict)
     """What stays as it is in the plan in question besides the wish; empty where the search chose the rest."""
     kind: Literal["", "simplest", "fastest", "best"] = ""
-    """``simplest``: no plan that works differs in fewer things from the one in question; ``best``: by an
-    objective that is not time."""
+    """``simplest``: no plan that works differs in fewer things from the one in question; ``fastest``: of the
+    plans with as many fields of the wish changed; ``best``: by an objective that is not time."""
 
     @property
     def distance(self) -> tuple[int, float, float]:
@@ -64,6 +65,8 @@ class Fix:
 Verdict = Literal["invalid", "memory", "slower", "behind", "best"]
 """``best``: as good as the plan that ``meshplan plan`` puts first, or better; ``behind``: worse by an
 objective that is not time."""
+QUESTION = ("offload", "memory", "seq", "gbs", "gpus")
+"""What a change of the question, not of the plan, is of."""
 KNOBS = (
     "tp", "cp", "pp", "ep", "etp", "vp", "schedule", "mbs", "sp", "cp_kind", "sharding", "replicas",
     "recompute_modules",
@@ -176,13 +179,30 @@ def _fixes(
         """Fewest changes first, those of what was asked about before others."""
         return len(fix.changes), sum(c.name not in found.wish for c in fix.changes), fix.distance
 
-    both = sorted(simple or fast, key=simplicity)
+    both = _once(sorted(simple or fast, key=simplicity))
     if not both:
         return []
-    best = min(fast, key=lambda fix: (_value(case, fix.costs), fix.distance))
-    kind: Literal["fastest", "best"] = "fastest" if case.objective in BY_TIME or not better else "best"
-    others = [replace(best, kind=kind)] if not _same_plan(best.costs, both[0].costs) else []
-    return [replace(both[0], kind="simplest"), *others, *both[1:]]
+    by_time = not better or case.objective in BY_TIME
+
+    def value(fix: Fix) -> tuple[float, tuple[int, float, float]]:
+        return float(fix.costs.step_s[0]) if by_time else _value(case, fix.costs), fix.distance
+
+    best = min((*both, *fast), key=value)
+    kind: Literal["fastest", "best"] = "fastest" if by_time else "best"
+    others = [fix for fix in both[1:] if not _same_plan(fix.costs, best.costs)]
+    simplest = replace(both[0], kind="simplest")
+    if _same_plan(best.costs, simplest.costs):
+        return [simplest, *others]
+    return [simplest, replace(best, kind=kind), *others]
+
+
+def _once(fixes: Iterable[Fix]) -> list[Fix]:
+    """The fixes without those that lead to a plan of an earlier one."""
+    found: list[Fix] = []
+    for fix in fixes:
+        if not any(_same_plan(fix.costs, other.costs) for other in found):
+            found.append(fix)
+    return found
 
 
 def _simplest(case: Case, found: Answer, costs: Costs, names: tuple[str, ...], most: float) -> Iterator[Fix]:
@@ -256,6 +276,7 @@ def _try(case: Case, wish: Wish, *, keep: int = KEEP, ranked: bool = False) -> R
 
 def _questions(case: Case, found: Answer) -> Iterator[Fix | None]:
     if found.costs is not None:
+        yield _offloaded(case, found)
         yield _more_memory(case, found)
         yield _shorter(case, found)
     yield _other_batch(case, found)
@@ -263,14 +284,26 @@ def _questions(case: Case, found: Answer) -> Iterator[Fix | None]:
 
 
 def _more_memory(case: Case, found: Answer) -> Fix | None:
-    """The memory that the smallest plan with the wish needs, whole GiB."""
+    """The memory that the smallest plan with the wish needs."""
     assert found.costs is not None
     need, limit = float(found.costs.memory_bytes[0]), found.costs.memory_limit_bytes
     roomy = case.on(with_memory(case.cluster, need / limit * (1 + 1e-9)))
     ranking = _try(roomy, found.wish)
     if ranking is None or not len(ranking):
         return None
-    change = Change(name="memory", old=limit, new=need)
+    board = case.cluster.gpu.hbm_bytes
+    change = Change(name="memory", old=board, new=board * need / limit)
+    return Fix(changes=(change,), costs=ranking.costs.take(slice(0, 1)))
+
+
+def _offloaded(case: Case, found: Answer) -> Fix | None:
+    """The optimizer's states in host memory."""
+    if case.workload.offload != "none":
+        return None
+    ranking = _try(case.of(replace(case.workload, offload="optimizer")), found.wish)
+    if ranking is None or not len(ranking):
+        return None
+    change = Change(name="offload", old="none", new="optimizer")
     return Fix(changes=(change,), costs=ranking.costs.take(slice(0, 1)))
 
 
@@ -331,6 +364,8 @@ def with_changes(case: Case, wish: Mapping[str, Any], fix: Fix) -> tuple[Case, d
             case "seq":
                 seq = int(change.new)
                 case = case.of(replace(case.workload, seq=seq, gbs=case.workload.tokens // seq))
+            case "offload":
+                case = case.of(replace(case.workload, offload=str(change.new)))
             case "memory":
                 case = case.on(with_memory(case.cluster, float(change.new) / float(change.old) * (1 + 1e-9)))
             case _:

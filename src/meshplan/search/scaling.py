@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 
 from meshplan.cost.costs import Costs
 from meshplan.errors import InputError
-from meshplan.search.ranking import Ranking
+from meshplan.search.ranking import Miss, Ranking
 from meshplan.search.reasons import Case
+from meshplan.units import format_bytes
 
 GROUP_OF = {
     "compute": "kernels", "matmul": "kernels", "attention": "kernels", "elementwise": "kernels",
@@ -32,7 +33,8 @@ class Point:
     gpus: int
     gbs: int
     costs: Costs | None
-    """One row; ``None`` where no plan is possible."""
+    """One row; ``None`` where no plan is possible, or the batch that the curve asks for is no whole number
+    (``gbs`` is then rounded down)."""
     reason: str
     """Why there is none."""
     tokens_per_s: float | None
@@ -78,6 +80,9 @@ def scaling(
         first: float | None = None
         for count, gbs in pairs:
             told(f"{curve}: {count:,} GPUs, gbs {gbs:,}")
+            if curve.startswith("weak") and batches[0] * count % gpus[0]:
+                points.append(_nothing(curve, count, gbs, _uneven(batches[0], gpus[0], count)))
+                continue
             point = _point(case, curve, count, gbs, first, known)
             if first is None and point.tokens_per_s is not None:
                 first = point.tokens_per_s / count
@@ -92,8 +97,7 @@ def _curves(
     for gbs in batches:
         yield f"strong, gbs {gbs:,}", [(n, gbs) for n in gpus]
     if weak and len(gpus) > 1:
-        grown = [(n, batches[0] * n // gpus[0]) for n in gpus if batches[0] * n % gpus[0] == 0]
-        yield f"weak, gbs {batches[0]:,} on {gpus[0]:,}", grown
+        yield f"weak, gbs {batches[0]:,} on {gpus[0]:,}", [(n, batches[0] * n // gpus[0]) for n in gpus]
 
 
 def _point(case: Case, curve: str, gpus: int, gbs: int, first: float | None, known: Ranking | None) -> Point:
@@ -105,13 +109,23 @@ def _point(case: Case, curve: str, gpus: int, gbs: int, first: float | None, kno
         return _nothing(curve, gpus, gbs, str(error))
     if not len(ranking):
         miss = ranking.closest_miss
-        return _nothing(curve, gpus, gbs, "no valid plan" if miss is None else "no plan fits the memory")
+        return _nothing(curve, gpus, gbs, "no valid plan" if miss is None else _too_large(miss))
     costs = ranking.costs.take(slice(0, 1))
     tokens = here.workload.tokens / float(costs.step_s[0])
     return Point(
         curve=curve, gpus=gpus, gbs=gbs, costs=costs, reason="", tokens_per_s=tokens,
         efficiency=None if first is None else tokens / gpus / first, shares=shares(costs),
     )  # fmt: skip
+
+
+def _uneven(batch: int, gpus: int, count: int) -> str:
+    """Why a curve that keeps sequences per GPU has no point here."""
+    return f"{batch:,} sequences on {gpus:,} GPUs would be {batch * count / gpus:,.4g} on {count:,}"
+
+
+def _too_large(miss: Miss) -> str:
+    need, limit = float(miss.costs.memory_bytes[0]), miss.costs.memory_limit_bytes
+    return f"no plan fits the memory: the smallest needs {format_bytes(need)} of {format_bytes(limit)}"
 
 
 def _nothing(curve: str, gpus: int, gbs: int, reason: str) -> Point:
