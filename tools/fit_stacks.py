@@ -31,6 +31,7 @@ BOUNDS = {
     "network_rate": (0.2, 1.0),
     "scaleup_rate": (0.2, 1.0),
     "tp_exposed": (0.1, 1.0),
+    "tp_wait_s": (0.0, 10e-3),
     "ep_exposed": (0.05, 1.0),
     "fsdp_overlap": (0.3, 1.0),
     "cast_share": (0.0, 1.0),

@@ -99,6 +99,7 @@ def tensor_parallel(
         blocks = min(blocks, 1)
     # Overlap with the product that gathers or scatters needs SP and the links of one domain (userbuffers).
     exposed = np.where(keys.sp & (group.size <= group.per_node), stack.tp_exposed, 1.0)
+    one = one + np.where(keys.tp > 1, (1 + keys.sp) * stack.tp_wait_s, 0.0)
     return blocks * one * exposed, blocks * one * exposed, 2 * blocks * one * (1 - exposed)
 
 

@@ -62,7 +62,7 @@ class Context:
     @property
     def searched(self) -> Bools:
         """Plans whose order of passes the software searches for."""
-        return (self.plans.schedule == Schedule.ZB_H2) & self.stack.searches_order
+        return np.asarray((self.plans.schedule == Schedule.ZB_H2) & self.stack.searches_order)
 
     @property
     def orders(self) -> Ints:

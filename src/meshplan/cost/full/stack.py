@@ -26,6 +26,7 @@ FITTED: Mapping[str, tuple[str, ...]] = {
     "network_rate": ("tp", "cp", "ep", "dp", "pp"),
     "scaleup_rate": ("tp", "cp", "ep", "dp"),
     "tp_exposed": ("tp",),
+    "tp_wait_s": ("tp",),
     "ep_exposed": ("ep",),
     "fsdp_overlap": ("dp",),
     "cast_share": ("elementwise",),
@@ -87,6 +88,9 @@ class Stack:
     """Further memory it holds free as long as there is room, likewise: part of what a run reports as
     reserved, not of what it needs. 0.1 together in 46 runs of Megatron-LM that print what was reserved
     (zero-bubble and vocabulary-parallel papers)."""
+    tp_wait_s: float = 0.0
+    """*Fitted*: seconds that ranks wait for the last one in every tensor-parallel transfer, whatever its
+    size."""
     tp_exposed: float = 1.0
     """Share of tensor-parallel transfer that no computing hides."""
     ep_exposed: float = 1.0
@@ -271,6 +275,7 @@ class Stack:
             "host_backward",
             "host_tp_s",
             "host_micro_s",
+            "tp_wait_s",
             "step_s",
             "straggler",
         ):
