@@ -172,7 +172,8 @@ def _model(row: Row, source: Source) -> Model:
         raise SkippedError("vocabulary missing", "vocab")
     if noted(
         row,
-        r"dims not filled|hybrid|linear-attention|sparse attention|LatentMoE|\bDSA\b|layers counts sublayers",
+        r"dims not filled|hybrid (Mamba|Gated|linear)|linear-attention|sparse attention|LatentMoE|\bDSA\b"
+        r"|layers counts sublayers",
     ):
         raise SkippedError("architecture not described by the row's dimensions")
     ffn, gated = row.whole("ffn"), bool(row.whole("gated", 1))
