@@ -58,13 +58,13 @@ def parse_bandwidth(text: object, *, what: str = "") -> float:
     return _parse(text, _BANDWIDTH, "a bandwidth", ("50 GB/s", "400 Gb/s"), what)
 
 
-def parse_seconds(text: object, *, what: str = "") -> float:
-    """Seconds from ``5 us``, ``5 µs``, ``20 ms``, ``2 h``.
+def parse_seconds(text: object, *, what: str = "", like: Sequence[str] = ("5 us", "20 ms")) -> float:
+    """Seconds from ``5 us``, ``5 µs``, ``20 ms``, ``2 h``; ``like``: what a message suggests.
 
     >>> parse_seconds("5 us") == parse_seconds("5 µs") == 5e-6
     True
     """
-    return _parse(text, _SECONDS, "a time", ("5 us", "20 ms"), what)
+    return _parse(text, _SECONDS, "a time", like, what)
 
 
 def parse_flops(text: object, *, what: str = "") -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from meshplan.cli.app import run
@@ -25,9 +27,43 @@ CASES = (
     (["plan", *ON, "--gpus", "1,000"], "--gpus takes digits alone: write 1000, not '1,000'"),
     ([*PLAN, "--what-if", "nic=2x,nic=3x"], "--what-if changes nic twice; give one value"),
     ([*PLAN, "--what-if", "nic=2x,network=3x"], "--what-if changes network twice (it is nic too)"),
+    (["calibrate", "--out", "c.yaml", "--samples", "no-such"], "samples file 'no-such' does not exist"),
+    ([*PLAN, "--language", "zh"], "--language is that of a report, and none is asked for; give --html FILE"),
+    (["report", "x.json", "--json", "--language", "zh"], "give --out report.html or --svg FOLDER"),
+    (["estimate", *ON, "--gpus", "64", "--tp", "8", "--pp", "16"], "= 128, not 64 GPUs; pp 8 or tp 4 would"),
+    (
+        ["estimate", *ON, "--gpus", "64", "--tp", "4", "--pp", "16", "--cp", "8"],
+        "tp 4 × cp 8 × dp 1 × pp 16 = 512, not 64 GPUs; pp 2 or cp 1 would",
+    ),
+    (
+        ["estimate", *ON, "--gpus", "64", "--tp", "6", "--pp", "3"],
+        "tp 6 does not divide 64 GPUs; tp 4 × cp 1 × dp 8 × pp 2 would (and ",
+    ),
+    (["why", *ON, "--gpus", "64", "--vs", "tp3"], "tp 2 or 4 would (and 4 more: tp-divides-heads, "),
+    (
+        ["timeline", *ON, "--gpus", "64", "--pp", "4", "--layout", "odd"],
+        "'odd' is none of even, auto, layers",
+    ),
     (["plan", "\udce6\udca8\udca1\udce5\udc9e\udc8b", *PLAN[2:]], "unknown model '模型'"),
 )
+TIMES = ("0", "0.0", "-5", "-5d", "0 d")
+PHASES = """model: llama-3.1-8b
+cluster: {gpu: h100-sxm, gpus: 16}
+phases:
+  - {name: short, seq: 8192, gbs: 64, tokens: 1T}
+  - {name: long, seq: 32768, gbs: 16, tokens: 100B}
+"""
 FILES = (
+    ("samples.json", "{}", ["calibrate", "--out", "c.yaml", "--samples"],
+     "give the .samples.json that calibrate wrote beside its cluster file"),
+    ("job.yaml", "model: llama-3.1-8b\nspace: {size: full}\n", ["plan"],
+     "space: unknown key 'size'; size stands at the top of the file, beside model, cluster, workload and"),
+    ("job.yaml", "model: llama-3.1-8b\nseq: 8192\n", ["plan"], "'seq'; seq stands under workload"),
+    ("job.yaml", "model: llama-3.1-8b\nworkload: {tp: 8}\n", ["plan"], "'tp'; tp stands under space"),
+    ("job.yaml", "model: llama-3.1-8b\nworkload: {gpu: h200}\n", ["plan"], "'gpu'; gpu stands under cluster"),
+    *(("job.yaml", PHASES, [command], "has phases, which `meshplan plan` alone takes together; ask about one"
+       " of them with its --seq and --gbs, such as --seq 8192 --gbs 64")
+      for command in ("why", "estimate", "timeline", "check")),
     ("job.yaml", "", ["plan"], "job file '{}' is empty"),
     ("job.yaml", "# later\n", ["plan"], "job file '{}' is empty"),
     ("cluster.yaml", "", ["plan", *SIZE, "--cluster"], "cluster file '{}' is empty"),
@@ -49,6 +85,26 @@ def said(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 @pytest.mark.parametrize(("argv", "words"), CASES)
 def test_says_what_is_wrong(argv, words, capsys) -> None:
     assert words in said(argv, capsys)
+
+
+@pytest.mark.parametrize("time", TIMES)
+def test_a_time_that_cannot_be_says_one_that_can(time, capsys) -> None:
+    found = said([*PLAN, "--tokens", "1T", f"--gpu-mttf={time}"], capsys)
+    assert f"--gpu-mttf must be a time above zero like '2100 d' or '50000 h', not '{time}'" in found
+
+
+@pytest.mark.parametrize("command", ["estimate", "timeline", "check"])
+def test_an_even_layout_is_a_word_wherever_one_plan_is_named(command, capsys) -> None:
+    """126 layers over 16 stages: the ends, with embedding and head, have 7."""
+    argv = [command, "llama-3.1-405b", *SIZE[1:], "--gpu", "h200", "--gpus", "128", "--tp", "8", "--pp", "16"]
+    run([*argv, "--layout", "even", "--json"])
+    even = json.loads(capsys.readouterr().out)
+    run([*argv, "--layout", "7,8x14,7", "--json"])
+    assert even == json.loads(capsys.readouterr().out)
+    run([*argv, "--layout", "auto", "--json"])
+    usual = json.loads(capsys.readouterr().out)
+    run([*argv, "--json"])
+    assert usual == json.loads(capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(("name", "text", "argv", "words"), FILES)

@@ -132,7 +132,7 @@ REFUSED = [
     (("seq: 8192", "seq: 8k"), [], "workload.seq must be a whole number, not '8k'"),
     (("seq: 8192", "seq: 8192.5"), [], "workload.seq must be a number or a name, not '8192.5'"),
     (("seq: 8192", "seq: .nan"), [], "workload.seq must be a number or a name, not 'nan'"),
-    (("seq: 8192", "seq: -1"), [], "workload.seq must be at least 1, not '-1'"),
+    (("seq: 8192", "seq: -1"), [], "workload.seq must be from 1 to 1,000,000,000, not '-1'"),
     (("seq: 8192", "seq: true"), [], "workload.seq must be a number or a name, not 'True'"),
     (("  seq: 8192\n", ""), [], "--seq is missing (or workload in job file"),
     (("gbs: 512", "gbs: [512]"), [], "workload.gbs must be a number or a name"),

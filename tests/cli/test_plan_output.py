@@ -299,3 +299,13 @@ def test_rows_of_virtual_stages_fit_eighty_columns(
     assert note not in outputs["120"]
     assert " mbs1 interleaved " in outputs["120"]
     assert " mbs1 interleaved " not in outputs["80"].partition("≈:")[0]
+
+
+@pytest.mark.parametrize(("objective", "certain"), [("memory", False), ("simplicity", False), ("step", True)])
+def test_what_simulation_makes_certain_is_the_order_by_time(objective, certain, capsys):
+    argv = ["plan", "llama-3.1-8b", "--gpu", "h100-sxm", "--gpus", "16", "--seq", "8192", "--gbs", "64"]
+    assert main([*argv, "--objective", objective]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert ("no other can be faster than the first" in told) == certain
+    assert (f"the order by {objective} does not rest on their times" in told) == (not certain)
+    assert "others may be faster" not in told

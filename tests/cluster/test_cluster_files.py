@@ -85,7 +85,7 @@ def test_a_gpu_of_ones_own(write):
         ("gpu: h100\ngpus: many\n", "gpus must be a whole number, not 'many'"),
         ("gpu: h100\ngpus: 8.0\n", "gpus must be a whole number, not '8.0'"),
         ("gpu: h100\ngpus: true\n", "gpus must be a whole number, not 'True'"),
-        ("gpu: h100\ngpus: 0\n", "gpus must be at least 1, not 0"),
+        ("gpu: h100\ngpus: 0\n", "gpus must be from 1 to 10,000,000, not 0"),
         ("gpu: h100\n", "gpus is missing"),
         ("gpus: 8\n", "gpu is missing"),
         ("gpu: h101\ngpus: 8\n", "unknown GPU 'h101'; did you mean 'H100'?"),

@@ -57,14 +57,14 @@ def test_flags_win_over_the_preset():
 @pytest.mark.parametrize(
     ("gpus", "more", "words"),
     [
-        (0, {}, "gpus must be at least 1, not 0"),
-        (-8, {}, "gpus must be at least 1, not -8"),
-        (MAX_GPUS + 8, {}, "gpus must be at most 10,000,000"),
+        (0, {}, "gpus must be from 1 to 10,000,000, not 0"),
+        (-8, {}, "gpus must be from 1 to 10,000,000, not -8"),
+        (MAX_GPUS + 8, {}, "gpus must be from 1 to 10,000,000, not 10,000,008"),
         (12, {}, "12 GPUs do not fill whole nodes of 8; use 8 or 16"),
         (65, {}, "use 64 or 72"),
         (64.0, {}, "gpus must be a whole number, not '64.0'"),
         (True, {}, "gpus must be a whole number"),
-        (64, {"gpus_per_node": 0}, "gpus_per_node must be at least 1, not 0"),
+        (64, {"gpus_per_node": 0}, "gpus_per_node must be from 1 to 10,000,000, not 0"),
         (64, {"gpus_per_node": 7}, "64 GPUs do not fill whole nodes of 7; use 63 or 70"),
         (64, {"nic": "400"}, "nic: '400' has no unit"),
         (64, {"nic": 0.0}, "bandwidth must be positive"),

@@ -105,6 +105,23 @@ def test_layouts_as_people_write_them(capsys):
         assert json.loads(out)["plan"]["layout"] == [9, 11, 11, 9, 10, 10, 10, 10]
 
 
+@pytest.mark.parametrize("fidelity", ["simulate", "estimate"])
+def test_a_dualpipe_rank_shows_both_of_its_stages(fidelity, capsys):
+    """Rank i of four holds stages i and 3 - i (DeepSeek-V3, arXiv 2412.19437, figure 5)."""
+    flags = "--tp 8 --pp 4 --schedule dualpipe --layout 19,22,21,18"
+    code, out, _ = run(capsys, *LLAMA, *flags.split(), "--fidelity", fidelity, "--json")
+    assert code in (0, 1)
+    stages = json.loads(out)["stages"]
+    assert [(s["layers_of_stages"], s["layers"]) for s in stages] == [([19, 18], 37), ([22, 21], 43)]
+    _, out, _ = run(capsys, *LLAMA, *flags.split(), "--fidelity", fidelity)
+    table = out[out.index("pipeline ranks") :].splitlines()[1:3]
+    assert [" ".join(line.replace("(embedding + head)", "").split()[:6]) for line in table] == [
+        "0 and 1 more 19 +",
+        "1 and 1 more 22 +",
+    ]
+    assert [line.split(" + ")[-1].split()[0] for line in table] == ["18", "21"]
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
@@ -117,14 +134,14 @@ def test_layouts_as_people_write_them(capsys):
         ("--pp 4 --schedule 1f1b --vp 2", "vp 2 needs an interleaved schedule, not 1f1b; vp 1 would"),
         ("--pp 4 --layout 20,20,20,21", "--layout has 81 layers in all, and llama-3.1-70b has 80"),
         ("--pp 4 --layout 40,40", "--layout has 2 stages, and pp 4 × vp 1 is 4"),
-        ("--pp 4 --layout a,b", "--layout 'a,b' is neither layers a stage"),
+        ("--pp 4 --layout a,b", "--layout 'a,b' is none of even, auto, layers a stage"),
         ("--replicas 3", "replicas 3 does not divide dp 64; replicas 2 or 4 would"),
         (
             "--stack megatron-core-2052",
             "unknown stack 'megatron-core-2052'; did you mean 'megatron-core-2025'",
         ),
         ("--stack x", "unknown stack 'x'; known: "),
-        ("--tp 0", "--tp must be at least 1, not '0'"),
+        ("--tp 0", "--tp must be from 1 to 10,000,000, not '0'"),
         ("--tp 8.5", "--tp must be a whole number, not '8.5'"),
         ("--schedule zigzag", "--schedule 'zigzag' is not one of gpipe, 1f1b"),
         ("--sharding fsdp", "--sharding 'fsdp' is not one of ddp, zero1, zero2, zero3"),

@@ -171,8 +171,8 @@ def test_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         (["--to", "megatrom", "--out", "x"], "megatron"),
         (["--to", "megatron", "--out", "x", "--launcher", "lsf"], "torchrun"),
         (["--to", "megatron", "--out", "x", "--plan", "100000"], "--plan"),
-        (["--to", "megatron", "--out", "x", "--plan", "0"], "at least 1"),
-        (["--to", "megatron", "--out", "/dev/null/x"], "cannot be"),
+        (["--to", "megatron", "--out", "x", "--plan", "0"], "--plan must be from 1 to"),
+        (["--to", "megatron", "--out", "/dev/null/x"], "'/dev/null' is none"),
     ],
 )
 def test_bad_export(words: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -332,3 +332,34 @@ def test_a_plan_that_grows_in_the_target_is_passed_over(
     assert "as deepspeed would run it" in err
     assert err.count("\n") == 1
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(("launcher", "starts"), [("torchrun", "run.sh"), ("slurm", "job.sbatch")])
+def test_a_folder_is_read_by_the_file_that_starts_the_run(
+    launcher: str, starts: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "launch"
+    assert run(capsys, "export", *ASK, "--to", "megatron", "--launcher", launcher, "--out", str(out))[0] == 0
+    code, text, err = run(capsys, "read", str(out), "--json")
+    assert (code, err) == (0, f"reading {out / starts}\n")
+    _, same, _ = run(capsys, "read", str(out / starts), "--json")
+    assert text == same
+
+
+def test_a_folder_without_launch_files_says_what_could_be_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "has no job.sbatch, jobset.yaml, sky.yaml or run.sh; name a script" in refused(
+        capsys, "read", str(tmp_path)
+    )
+    for name in ("b.sh", "a.yaml", "notes.txt"):
+        (tmp_path / name).write_text("x")
+    assert refused(capsys, "read", str(tmp_path)).endswith("; name one of its files: a.yaml, b.sh\n")
+
+
+def test_launch_files_need_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("mine")
+    for name in ("file", "file/deeper/still"):
+        told = refused(capsys, "export", *ASK, "--to", "megatron", "--out", str(tmp_path / name))
+        assert f"launch files go into a folder, and '{tmp_path / 'file'}' is none; name a folder" in told
+    assert (tmp_path / "file").read_text() == "mine"

@@ -124,14 +124,14 @@ def test_torch_lines(run):
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["--tp", "0"], "--tp must be at least 1, not '0'"),
-        (["--tp", "-4"], "--tp must be at least 1, not '-4'"),
+        (["--tp", "0"], "--tp must be from 1 to 1,000,000,000, not '0'"),
+        (["--tp", "-4"], "--tp must be from 1 to 1,000,000,000, not '-4'"),
         (["--tp", "two"], "--tp must be a whole number, not 'two'"),
         (["--tp", "1e3"], "--tp must be a whole number"),
         (["--tp", "nan"], "--tp must be a whole number"),
-        (["--tp", "9" * 400], "--tp must be at most"),
+        (["--tp", "9" * 400], "--tp must be from 1 to"),
         (["--tp", "100000", "--dp", "100000"], "makes more than 10,000,000 ranks"),
-        (["--gpus-per-node", "0"], "--gpus-per-node must be at least 1"),
+        (["--gpus-per-node", "0"], "--gpus-per-node must be from 1 to"),
         (["--tp", "2", "--rank", "2"], "rank 2 is not in a mesh of 2; ranks go from 0 to 1"),
         (["--rank", "-1"], "--rank must be at least 0, not '-1'"),
         (["--order", "tp-dp", "--pp", "2"], "leaves out pp, which is 2; try 'tp-dp-pp'"),

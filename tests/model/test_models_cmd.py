@@ -84,7 +84,7 @@ def test_a_file_is_shown_like_a_preset(capsys: pytest.CaptureFixture[str], tmp_p
         (("models", "show", "llama70b"), "unknown model 'llama70b'; did you mean"),
         (("models", "show", "none/config.json"), "does not exist"),
         (("models", "show", ""), "needs a name or a path"),
-        (("models", "show", "llama-3-8b", "--seq", "0"), "--seq must be at least 1"),
+        (("models", "show", "llama-3-8b", "--seq", "0"), "--seq must be from 1 to 1,000,000,000, not '0'"),
         (("models", "show", "llama-3-8b", "--seq", "many"), "--seq must be a whole number"),
     ],
 )

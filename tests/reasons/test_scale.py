@@ -119,6 +119,19 @@ def test_text(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
         assert words in seen.out
 
 
+def test_the_marks_of_the_plot_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*RUN, "--gpus", "64,128", "--gbs", "256,512", "--cost-model", "handbook"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert (
+        "plot: a strong scaling, gbs 256 · b strong scaling, gbs 512 · c weak scaling, gbs 256 on 64" in told
+    )
+    assert "* where curves meet" in told
+    assert main([*RUN, "--gpus", "64,128", "--gbs", "512", "--no-weak", "--cost-model", "handbook"]) == 0
+    alone = capsys.readouterr().out
+    assert "plot: a strong scaling, gbs 512\n" in alone
+    assert "curves meet" not in alone
+
+
 def test_ascii(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     from meshplan.report.screen import Screen
 

@@ -238,7 +238,7 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
         ([], "no plan in question"),
         (["--tp", "1,2"], "one value"),
         (["--plan", "nothing"], "--plan"),
-        (["--tp", "0"], "at least 1"),
+        (["--tp", "0"], "--tp must be from 1 to"),
     ],
 )
 def test_no_plan_in_question(capsys: pytest.CaptureFixture[str], flags: list[str], expected: str) -> None:

@@ -128,3 +128,21 @@ def test_every_command_in_the_text_runs(
         words = [{"MODEL": "llama-3.1-70b", "NAME": "llama-3.1-8b"}.get(w, w) for w in shlex.split(filled)]
         assert main(words[1:]) == 0, (command, capsys.readouterr().err)
         assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "named"),
+    [
+        ("t5", {"is_encoder_decoder": True}, "encoder-decoder"),
+        ("bert", {}, "bidirectional encoder layers"),
+        ("mamba2", {"state_size": 128}, "Mamba state-space layers"),
+        ("qwen3_next", {"linear_num_key_heads": 16}, "linear attention"),
+    ],
+)
+def test_what_is_no_decoder_is_refused_by_name(
+    kind: str, fields: dict[str, object], named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**CONFIG, "model_type": kind, **fields}), encoding="utf-8")
+    assert main(["plan", str(file), "--gpu", "h100-sxm", "--gpus", "8", "--seq", "8192", "--gbs", "8"]) == 2
+    assert named in capsys.readouterr().err

@@ -35,7 +35,7 @@ def words_of(html: str) -> str:
     [
         ({"gpu": "h100x"}, "unknown GPU", "不认识的 GPU"),
         ({"gpus": "12"}, "do not fill whole nodes", "不能填满每节点 8 张的整节点"),
-        ({"seq": "0"}, "must be at least 1", "seq 至少为 1"),
+        ({"seq": "0"}, "must be from 1 to", "seq 须在 1 到 1,000,000,000 之间"),
         ({"seq": "many"}, "must be a whole number", "seq 须为整数"),
         ({"model": ""}, "is missing", "缺少"),
     ],

@@ -52,8 +52,10 @@ def test_a_port_in_use(capsys: pytest.CaptureFixture[str]) -> None:
     ("flags", "sentence"),
     [
         (["--host", "no.such.host.invalid"], "--host 'no.such.host.invalid' is no address of this machine"),
-        (["--host", "192.0.2.1"], "cannot listen on 192.0.2.1"),
-        (["--port", "70000"], "--port must be at most 65,535"),
+        (["--host", "no.such.host.invalid"], "; 127.0.0.1 is for this machine alone, 0.0.0.0 for all that"),
+        (["--host", "192.0.2.1"], "--host '192.0.2.1' is no address of this machine; 127.0.0.1 is for"),
+        (["--host", "localhost:80"], "and the port is --port"),
+        (["--port", "70000"], "--port must be from 1 to 65,535"),
         (["--port", "x"], "--port must be a whole number"),
         (["--token", "short"], "the token must be 16 to 200 plain letters and digits"),
     ],

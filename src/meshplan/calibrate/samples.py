@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import median
 
 from meshplan.errors import InputError, shown
+from meshplan.files import MIB, read_text
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p")
 
@@ -47,12 +48,17 @@ def write_samples(path: Path, samples: Sequence[Sample], about: Mapping[str, obj
 
 def read_samples(path: Path) -> tuple[list[Sample], dict[str, object]]:
     """What ``write_samples`` wrote. Raises ``InputError``."""
+    text = read_text(path, limit_bytes=64 * MIB, what="samples file")
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(text)
         samples = [
             Sample(**{**s, "seconds": tuple(s["seconds"]), "shape": tuple(s["shape"])})
             for s in data["samples"]
         ]
-    except (OSError, ValueError, KeyError, TypeError):
-        raise InputError(f"{shown(path, 200)} does not hold the samples of a calibration") from None
-    return samples, data["about"]
+        about = data["about"]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise InputError(
+            f"samples file {shown(path, 200)} does not hold the samples of a calibration; give the"
+            " .samples.json that calibrate wrote beside its cluster file"
+        ) from None
+    return samples, about

@@ -8,7 +8,7 @@ from typing import Annotated
 import cyclopts
 from cyclopts import Parameter
 
-from meshplan.cli.estimate import V_KINDS, PlanFlags
+from meshplan.cli.estimate import EVEN, V_KINDS, PlanFlags
 from meshplan.cli.flags import ClusterFlags, FrameworkName, StackName, WorkloadFlags
 from meshplan.cli.help import HelpFormatter
 from meshplan.cli.options import Json
@@ -120,6 +120,7 @@ def plan_from(flags: PlanFlags, asked: Question, framework: str) -> Plan:
     layers, modules = flags.recompute
     most = -(-len(asked.model.layers) // pp) + (vp if pp > 1 else 0)  # as the cost model may cut them
     check_recompute(layers, most, "the model" if pp == 1 else f"one of pp {pp} ranks")
+    even = even_split(len(asked.model.layers), pp * vp) if flags.layout == EVEN else flags.layout
     return Plan(
         tp=tp,
         sp=flags.sp and usual["sp"],
@@ -128,7 +129,7 @@ def plan_from(flags: PlanFlags, asked: Question, framework: str) -> Plan:
         pp=pp,
         vp=vp,
         schedule=schedule,
-        layout=flags.layout,
+        layout=even,
         dp=flags.dp or max(asked.cluster.gpus // (tp * cp * pp), 1),
         sharding=usual["sharding"] if flags.sharding is None else flags.sharding,
         replicas=flags.replicas or 1,

@@ -46,7 +46,17 @@ CHECKED = tuple(rule for rule in RULES if rule not in (LAYERS_DIVIDE_PP, LAYERS_
 """Layers that do not divide get an uneven layout here."""
 
 
-def read_layers(text: str, what: str) -> tuple[int, ...]:
+EVEN: tuple[int, ...] = ()
+"""``--layout even``: layers as even as they divide, once the number of stages is known."""
+
+
+def read_layout_flag(text: str, what: str) -> tuple[int, ...] | None:
+    """``even`` or ``auto``, as `meshplan plan` names them, or the layers of each stage."""
+    words = {"even": EVEN, "auto": None}
+    return words[text.lower()] if text.lower() in words else read_layers(text, what, " even, auto,")
+
+
+def read_layers(text: str, what: str, also: str = "") -> tuple[int, ...]:
     """Layers of each stage in model order: ``7,8,8,7``, ``7,8x14,7`` as plans are shown, or Megatron's
     layout string."""
     if "|" in text or "L" in text:
@@ -56,8 +66,8 @@ def read_layers(text: str, what: str) -> tuple[int, ...]:
         match = _RUN.fullmatch(part.strip())
         if match is None:
             raise InputError(
-                f"{what} {shown(text)} is neither layers a stage, like 7,8,8,7 or 7,8x14,7,"
-                " nor a Megatron layout string"
+                f"{what} {shown(text)} is none of{also} layers a stage like 7,8,8,7 or 7,8x14,7,"
+                " and a Megatron layout string"
             )
         found += [int(match[1])] * int(match[2] or 1)
         if len(found) > MOST_STAGES:
@@ -95,10 +105,10 @@ class PlanFlags:
     ] = None
     layout: Annotated[
         tuple[int, ...] | None,
-        option(read_layers, metavar="LAYERS"),
+        option(read_layout_flag, metavar="LAYERS"),
         Parameter(
-            help="Layers of each stage, 7,8,8,7 or 7,8x14,7, or Megatron's layout string"
-            " (default: so that the busiest rank has least to do, as `meshplan plan` cuts them)."
+            help="Layers of each stage, 7,8,8,7 or 7,8x14,7, or Megatron's layout string; even; or auto,"
+            " so that the busiest rank has least to do, as `meshplan plan` cuts them (default)."
         ),
     ] = None
     dp: Annotated[Degree, Parameter(help="Data parallel (default: the GPUs the others leave).")] = None
@@ -276,6 +286,8 @@ def _layout(layout: tuple[int, ...] | None, asked: Question, pp: int, vp: int) -
                 f" pp × vp of {layers} or fewer would do"
             )
         return None if layers % stages == 0 else even_split(layers, stages)
+    if layout == EVEN:
+        return even_split(layers, stages)
     if len(layout) != stages:
         raise InputError(f"--layout has {len(layout)} stages, and pp {pp} × vp {vp} is {stages}")
     if sum(layout) != layers:

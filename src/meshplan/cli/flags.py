@@ -16,6 +16,7 @@ from meshplan.cli.options import (
     read_degree,
     read_dims,
     read_factor,
+    read_gpus,
     read_kind,
     read_recompute,
     read_switch,
@@ -55,7 +56,7 @@ class ClusterFlags:
     """What the run is planned for."""
 
     gpu: Annotated[str | None, Parameter(metavar="NAME", help="GPU preset; see `meshplan gpus`.")] = None
-    gpus: Annotated[OptionalCount, Parameter(help="Number of GPUs.")] = None
+    gpus: Annotated[int | None, option(read_gpus), Parameter(help="Number of GPUs.")] = None
     gpus_per_node: Annotated[OptionalCount, Parameter(help="GPUs in a node (default: the GPU's own).")] = None
     nic: Annotated[
         str | None, Parameter(metavar="RATE", help="Network of a GPU, one direction: '400 Gb/s', '50 GB/s'.")

@@ -59,6 +59,7 @@ KEYS = (
     "model", "cluster", "workload", "space", "size", "framework", "objective", "cost_model", "stack",
     "phases",
 )  # fmt: skip
+CLUSTER_KEYS = ("gpu", "gpus", "gpus_per_node", "nic", "tiers", "memory_fraction")
 NAMES: Mapping[str, Callable[[str, str], str]] = {
     "model": lambda text, what: text,
     "cost_model": lambda text, what: text,
@@ -193,8 +194,18 @@ def _check_keys(table: Mapping[Any, Any], known: tuple[str, ...], where: str) ->
     for key in table:
         if key not in known:
             close = nearest(str(key), known, 2)
-            ask = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known)}"
+            own = _home(str(key), known)
+            ask = own or (f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known)}")
             raise InputError(f"{where}: unknown key {shown(key)}; {ask}")
+
+
+def _home(key: str, known: tuple[str, ...]) -> str:
+    """Where a key stands in a job file, if it is one that stands elsewhere."""
+    if key in KEYS:
+        return f"{key} stands at the top of the file, beside model, cluster, workload and space"
+    homes = {"workload": tuple(WORKLOAD), "space": tuple(SPACE), "cluster": CLUSTER_KEYS}
+    found = [section for section, keys in homes.items() if key in keys and keys != known]
+    return f"{key} stands under {found[0]}" if found else ""
 
 
 def _is_toml(path: str) -> bool:

@@ -8,13 +8,13 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from cyclopts import Parameter, Token
 
+from meshplan.cluster.cluster import MAX_GPUS
 from meshplan.errors import InputError, nearest, shown
 from meshplan.plan.kinds import Recompute
 from meshplan.plan.mesh import read_order
 from meshplan.plan.plans import ALL_LAYERS, AUTO_LAYERS
+from meshplan.plan.workload import MOST
 
-MOST = 10**12
-"""Beyond any sequence, batch or cluster."""
 MOST_DEGREE = 10**7
 MOST_VALUES = 100
 
@@ -32,10 +32,9 @@ def read_count(text: str, what: str, *, most: int = MOST) -> int:
         raise InputError(f"{what} takes digits alone: write {grouped[:20]}, not {shown(text)}")
     if not (digits.isascii() and digits.removeprefix("-").isdecimal()):
         raise InputError(f"{what} must be a whole number, not {shown(text)}")
-    if digits.startswith("-") or not digits.strip("0"):
-        raise InputError(f"{what} must be at least 1, not {shown(text)}")
-    if len(digits.lstrip("0")) > len(str(most)) or int(digits) > most:
-        raise InputError(f"{what} must be at most {most:,}, not {shown(text)}")
+    too_long = len(digits.lstrip("0")) > len(str(most))
+    if digits.startswith("-") or not digits.strip("0") or too_long or int(digits) > most:
+        raise InputError(f"{what} must be from 1 to {most:,}, not {shown(text)}")
     return int(digits)
 
 
@@ -56,6 +55,11 @@ def read_list(text: str, what: str, read: Callable[[str, str], T]) -> tuple[T, .
     if len(parts) > MOST_VALUES:
         raise InputError(f"{what} lists {len(parts)} values; {MOST_VALUES} is the most")
     return tuple(dict.fromkeys(read(part.strip(), what) for part in parts))
+
+
+def read_gpus(text: str, what: str) -> int:
+    """A number of GPUs."""
+    return read_count(text, what, most=MAX_GPUS)
 
 
 def read_degree(text: str, what: str) -> int:

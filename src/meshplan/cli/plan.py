@@ -15,7 +15,7 @@ from meshplan.cli.job import is_phased
 from meshplan.cli.options import Count, Format, Json
 from meshplan.cli.progress import progress
 from meshplan.cli.question import Question, question
-from meshplan.cli.report import Language, check_places
+from meshplan.cli.report import Language, check_places, report_language
 from meshplan.cli.run_flags import RunFlags, StudyFlags, need_tokens
 from meshplan.cli.variants import best_first, only_variant, variants_of
 from meshplan.cost.models import COST_MODELS, DEFAULT
@@ -63,7 +63,7 @@ def plan(
     json_: Json = False,
     html: Annotated[Path | None, Parameter(metavar="FILE")] = None,
     svg: Annotated[Path | None, Parameter(metavar="FOLDER")] = None,
-    language: Annotated[Language, Parameter(metavar="NAME")] = "en",
+    language: Annotated[Language | None, Parameter(metavar="NAME")] = None,
     download: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
     """Rank the ways to lay a training run out over GPUs.
@@ -96,7 +96,7 @@ def plan(
     svg
         Write the pictures of the report into this folder.
     language
-        Of the report and its pictures: en or zh.
+        Of the report and its pictures: en (default) or zh.
     download
         Fetch the config.json of an unknown model from the Hugging Face hub.
     """
@@ -111,6 +111,7 @@ def plan(
                 f"{flag} shows one ranking, and a job of phases has none; use --json or the table"
             )
         for flag, given in (
+            ("--language", language is not None),
             ("--pareto", pareto),
             ("--no-ties", not ties),
             ("--fidelity", fidelity is not None),
@@ -138,6 +139,7 @@ def plan(
         raise InputError(f"--json and --format {format_} contradict each other; drop one")
     form: Format = "json" if json_ else format_
     check_places(html, svg)
+    spoken = report_language(language, needs="--html FILE or --svg FOLDER", drawn=bool(html or svg))
     variants = variants_of(workload, space)
     if len(variants) > 1 and form not in ("table", "json"):
         only_variant(workload, space, f"and --format {form} is one ranking")
@@ -194,7 +196,7 @@ def plan(
             ranking, cost_model=asked.cost_model, stack=asked.stack, flags=flags, told=progress()
         )
         whole |= {name: data[name] for name in KEYS if name in data}
-        write_report(whole, html=html, svg=svg, language=language)
+        write_report(whole, html=html, svg=svg, language=spoken)
     if nothing is None:
         return 0
     if form != "json":

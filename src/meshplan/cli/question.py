@@ -159,7 +159,19 @@ def _workload(values: Mapping[str, Any], job: Job) -> Workload:
 
 def _need(values: Mapping[str, Any], flags: Mapping[str, str], section: str, job: Job) -> None:
     missing = [flag for name, flag in flags.items() if name not in values]
+    if missing and job.phases and section == "workload":
+        raise InputError(
+            f"{job.where} has phases, which `meshplan plan` alone takes together; ask about one of them with"
+            f" {_asked_alike(job)}"
+        )
     if missing:
         also = f" (or {section} in {job.where})" if job.path else ""
         are = "is" if len(missing) == 1 else "are"
         raise InputError(f"{' and '.join(missing)} {are} missing{also}")
+
+
+def _asked_alike(job: Job) -> str:
+    """The flags that ask about the first phase of a file which has a size of its own."""
+    known = [{**job.workload, **phase} for phase in job.phases]
+    first = next((k for k in known if {"seq", "gbs"} <= k.keys()), {"seq": "8192", "gbs": "512"})
+    return f"its --seq and --gbs, such as --seq {first['seq']} --gbs {first['gbs']}"

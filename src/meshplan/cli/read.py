@@ -27,7 +27,7 @@ from meshplan.plan.plans import Plan
 from meshplan.plan.rules import Setting
 from meshplan.plan.space import Space
 from meshplan.report.read_view import Better, read_data, read_text_view
-from meshplan.report.screen import Screen
+from meshplan.report.screen import Screen, printable
 from meshplan.search.planned import planned
 
 app = cyclopts.App(name="read")
@@ -36,6 +36,10 @@ WRONG = 1
 LIMIT_BYTES = 4 * MIB
 DEEPEST = 3
 """Parts of a path that are looked for below the folder of the script that names it."""
+OF_A_FOLDER = ("job.sbatch", "jobset.yaml", "sky.yaml", "run.sh")
+"""What `export` writes that starts the run, the outermost first: each reads those after it."""
+LAUNCH_SUFFIXES = (".sh", ".bash", ".sbatch", ".slurm", ".args", ".yaml", ".yml", ".toml", ".json", ".py")
+MOST_NAMED = 5
 MAIN_FILES = {
     "megatron": ("megatron.args",), "megatron-bridge": ("meshplan_recipe.py",),
     "torchtitan": ("torchtitan.flags", "meshplan_titan.py"), "deepspeed": ("ds_config.json",),
@@ -65,7 +69,7 @@ def read(
     Parameters
     ----------
     file
-        The file; - reads standard input.
+        The file, or the folder that export wrote; - reads standard input.
     arguments
         What the script is started with, as on its own command line: read run.sh -- dsw 7B 1 128.
     model
@@ -73,6 +77,7 @@ def read(
     """
     if file.startswith("-") and file != "-":
         raise InputError(f"unknown option {shown(file)}; see `meshplan read --help`")
+    file = _of_folder(file)
     text, where = _input(file)
     found = recognise(text, where=where, sibling=_beside(file), arguments=arguments)
     if not isinstance(found, Found):
@@ -100,6 +105,27 @@ def _prices(reading: Reading, stack: str | None) -> FullModel:
     if stack is None and reading.stack in stack_names():
         stack = reading.stack
     return prices(reading.kind, stack)
+
+
+def _of_folder(file: str) -> str:
+    """The file to read of a folder, said on standard error; any other path stays. Raises ``InputError``."""
+    folder = Path(file)
+    try:
+        if file == "-" or not folder.is_dir():
+            return file
+        names = sorted(path.name for path in folder.iterdir() if path.is_file())
+    except (OSError, ValueError):  # said where the file is read
+        return file
+    starts = [name for name in OF_A_FOLDER if name in names]
+    if starts:
+        path = str(folder / starts[0])
+        print(f"reading {printable(path)}", file=sys.stderr)
+        return path
+    some = [name for name in names if name.endswith(LAUNCH_SUFFIXES)]
+    more = f" and {len(some) - MOST_NAMED} more" if len(some) > MOST_NAMED else ""
+    which = f"name one of its files: {', '.join(some[:MOST_NAMED])}{more}" if some else "name a script"
+    known = f"{', '.join(OF_A_FOLDER[:-1])} or {OF_A_FOLDER[-1]}"
+    raise InputError(f"folder {shown(file, 200)} has no {known}; {which}")
 
 
 def _input(file: str) -> tuple[str, str]:

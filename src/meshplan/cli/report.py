@@ -26,7 +26,7 @@ def report(
     *,
     out: Annotated[Path | None, Parameter(metavar="FILE")] = None,
     svg: Annotated[Path | None, Parameter(metavar="FOLDER")] = None,
-    language: Annotated[Language, Parameter(metavar="NAME")] = "en",
+    language: Annotated[Language | None, Parameter(metavar="NAME")] = None,
     json_: Json = False,
 ) -> int:
     """Make a report of an answer saved as JSON: one HTML file that needs no network.
@@ -42,7 +42,7 @@ def report(
     svg
         Write every picture of it into this folder.
     language
-        en or zh.
+        Of the report and its pictures: en (default) or zh.
     json_
         Print the data of the report.
     """
@@ -51,9 +51,10 @@ def report(
     if out is None and svg is None and not json_:
         raise InputError("nothing to make: give --out report.html, --svg FOLDER or --json")
     check_places(out, svg)
+    used = report_language(language, needs="--out report.html or --svg FOLDER", drawn=bool(out or svg))
     try:
         data = report_of_saved(read_saved(saved), told=progress())
-        write_report(data, html=out, svg=svg, language=language)
+        write_report(data, html=out, svg=svg, language=used)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, ZeroDivisionError) as error:
         what = f"{error} is missing" if isinstance(error, KeyError) else "a value in it is of another kind"
         raise InputError(
@@ -72,6 +73,13 @@ def check_places(html: Path | None, svg: Path | None) -> None:
         raise InputError(f"cannot write {shown(html, 200)}: no such file or directory")
     if svg is not None and svg.exists() and not svg.is_dir():
         raise InputError(f"cannot make folder {shown(svg, 200)}: a file of that name is there")
+
+
+def report_language(language: Language | None, *, needs: str, drawn: bool) -> Language:
+    """The language of a report; raises ``InputError`` where one is asked for and no report is."""
+    if language is not None and not drawn:
+        raise InputError(f"--language is that of a report, and none is asked for; give {needs}")
+    return language or "en"
 
 
 def write_report(

@@ -1,6 +1,7 @@
 """Flags of a whole training run, and of what else `meshplan plan` can say about its answer."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
@@ -47,11 +48,19 @@ def _watts(text: str, what: str) -> float:
     return parse_power(f"{text} W" if plain else text, what=what)
 
 
-def _seconds(text: str, what: str) -> float:
-    value = parse_seconds(text, what=what)
-    if value <= 0:
-        raise InputError(f"{what} must be a time above zero, not {shown(text)}")
-    return value
+def _time(*like: str) -> Callable[[str, str], float]:
+    """A reader of times above zero; ``like``: what its messages suggest."""
+
+    def read(text: str, what: str) -> float:
+        number = text.strip().split(" ")[0]
+        above = number.startswith("-") or number.replace(".", "", 1).strip("0") == ""
+        value = 0.0 if number and above else parse_seconds(text, what=what, like=like)
+        if value <= 0:
+            usual = " or ".join(f"'{e}'" for e in like)
+            raise InputError(f"{what} must be a time above zero like {usual}, not {shown(text)}")
+        return value
+
+    return read
 
 
 _Tokens = Annotated[float | None, option(read_tokens)]
@@ -74,17 +83,17 @@ class RunFlags:
     ] = True
     gpu_mttf: Annotated[
         float | None,
-        option(_seconds, metavar="TIME"),
+        option(_time("2100 d", "50000 h"), metavar="TIME"),
         Parameter(help="Mean time to failure of one GPU: '2100 d' (default: Llama 3's 5.8 years)."),
     ] = None
     restart: Annotated[
         float | None,
-        option(_seconds, metavar="TIME"),
+        option(_time("10 min", "90 s"), metavar="TIME"),
         Parameter(help="From a failure to loading: '10 min' (default)."),
     ] = None
     checkpoint: Annotated[
         float | None,
-        option(_seconds, metavar="TIME"),
+        option(_time("6.3 s", "2 min"), metavar="TIME"),
         Parameter(help="Training stands still for a checkpoint: '6.3 s' (default)."),
     ] = None
 

@@ -29,15 +29,16 @@ def serve(
     open_: Annotated[bool, Parameter(name="--open", negative=())] = False,
     token: Annotated[str | None, Parameter(metavar="TEXT")] = None,
 ) -> int:
-    """Open a local page: choose, move sliders, compare, download. Ctrl-C ends it.
+    """Open a local page: choose, move sliders, compare, download.
 
-    It needs the extra 'web' (pip install 'meshplan[web]'), no network, and sends nothing anywhere.
+    It runs until Ctrl-C, which is its usual end: exit code 0. It needs the extra 'web'
+    (pip install 'meshplan[web]'), no network, and sends nothing anywhere.
 
     Parameters
     ----------
     host
-        Address to listen on. Other machines reach it only with another one than the default; they
-        then need the token that is printed.
+        Address to listen on: 127.0.0.1 for this machine alone, 0.0.0.0 for all that can reach it. Others
+        need the token that is printed.
     port
         Port to listen on; 0 takes any free one.
     open_

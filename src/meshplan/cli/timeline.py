@@ -9,7 +9,7 @@ from typing import Annotated
 import cyclopts
 from cyclopts import Group, Parameter
 
-from meshplan.cli.estimate import PlanFlags, as_cut, as_in, check_layers, plan_of, read_layers
+from meshplan.cli.estimate import PlanFlags, as_cut, as_in, check_layers, plan_of, read_layout_flag
 from meshplan.cli.flags import ClusterFlags, FrameworkName, StackName, WorkloadFlags
 from meshplan.cli.help import HelpFormatter
 from meshplan.cli.options import Json, option
@@ -41,10 +41,10 @@ app = cyclopts.App(name="timeline", help_formatter=HelpFormatter())
 DOES_NOT_FIT = 1
 Layers = Annotated[
     tuple[int, ...] | None,
-    option(read_layers, metavar="LAYERS"),
+    option(read_layout_flag, metavar="LAYERS"),
     Parameter(
-        help="Layers of each stage, 7,8,8,7 or 7,8x14,7, or Megatron's layout string"
-        " (default: so that the busiest rank has least to do)."
+        help="Layers of each stage, 7,8,8,7 or 7,8x14,7, or Megatron's layout string; even; or auto,"
+        " so that the busiest rank has least to do (default)."
     ),
 ]
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]

@@ -17,11 +17,11 @@ from meshplan.errors import InputError
 from meshplan.report.screen import Screen
 from meshplan.report.why_view import same_plan, why_data, why_text
 from meshplan.search.heap import keep_freed_memory
+from meshplan.search.objective import BY_TIME
 from meshplan.search.ranking import Ranking
 from meshplan.search.reasons import Case, Wish, answer, asked_again
 from meshplan.search.reasons_compare import compare, sensitivities
 from meshplan.search.reasons_flip import flips
-from meshplan.search.reasons_not import BY_TIME
 
 app = cyclopts.App(name="why", help_formatter=HelpFormatter())
 
@@ -131,7 +131,9 @@ def _two(
 def _asked(case: Case, wish: Wish, flag: str) -> Costs:
     found = answer(case, wish)
     if found.costs is None:
-        more = f" (and {len(found.broken) - 1} more)" if len(found.broken) > 1 else ""
+        more = ""
+        if len(found.broken) > 1:
+            more = f" (and {len(found.broken) - 1} more: {', '.join(b.rule for b in found.broken[1:])})"
         reason = found.broken[0].reason if found.broken else "no plan is left"
         raise InputError(f"{flag}: no such plan is valid: {reason}{more}")
     return found.costs

@@ -149,10 +149,8 @@ def check_gpus(gpus: object) -> None:
     """Raise ``InputError`` unless ``gpus`` is a whole number from 1 to ``MAX_GPUS``."""
     if isinstance(gpus, bool) or not isinstance(gpus, int):
         raise InputError(f"gpus must be a whole number, not {shown(gpus)}")
-    if gpus < 1:
-        raise InputError(f"gpus must be at least 1, not {gpus}")
-    if gpus > MAX_GPUS:
-        raise InputError(f"gpus must be at most {MAX_GPUS:,}, not {shown(gpus)}")
+    if not 1 <= gpus <= MAX_GPUS:
+        raise InputError(f"gpus must be from 1 to {MAX_GPUS:,}, not {gpus:,}")
 
 
 def reach(tiers: tuple[Tier, ...], gpus: int) -> tuple[Tier, ...]:

@@ -17,6 +17,7 @@ EXECUTABLE = (".sh",)
 
 def differences(folder: str | Path, files: Mapping[str, str]) -> Iterator[str]:
     """Unified diff from what is in ``folder`` to ``files``, line by line; nothing where they agree."""
+    _check_folder(Path(folder))
     for name, text in files.items():
         old = _read(Path(folder) / name)
         if old != text:
@@ -45,6 +46,7 @@ def write(folder: str | Path, files: Mapping[str, str], *, force: bool = False) 
     ``force`` is not given, or the folder cannot be written.
     """
     target = Path(folder)
+    _check_folder(target)
     taken = in_the_way(target, files)
     if taken and not force:
         raise InputError(
@@ -74,6 +76,19 @@ def write(folder: str | Path, files: Mapping[str, str], *, force: bool = False) 
         if made and not done:
             shutil.rmtree(target, ignore_errors=True)
     return [target / name for name in files]
+
+
+def _check_folder(target: Path) -> None:
+    """Raises ``InputError`` where a file stands where a folder would have to."""
+    try:
+        wrong = next((p for p in (target, *target.parents) if p.exists() and not p.is_dir()), None)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{shown(target, 200)} cannot be written: {_reason(error)}") from None
+    if wrong is not None:
+        raise InputError(
+            f"launch files go into a folder, and {shown(wrong, 200)} is none; name a folder that is there"
+            " or can be made"
+        )
 
 
 def _read(file: Path) -> str | None:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from meshplan.cluster.cluster import Cluster
 from meshplan.cost.full.explain import Explanation, Stage, Term
 from meshplan.model.model import Model
+from meshplan.plan.kinds import Schedule
 from meshplan.plan.workload import Workload
 from meshplan.report.parts import bars, step_time, wrap
 from meshplan.report.plan_names import plan_names
@@ -91,6 +92,7 @@ def stage_data(stage: Stage) -> dict[str, Any]:
         "ranks": stage.ranks,
         "first_rank": stage.first_rank,
         "layers": stage.layers,
+        "layers_of_stages": list(stage.held),
         "embedding": stage.embedding,
         "head": stage.head,
         "memory_bytes": stage.memory_bytes,
@@ -164,11 +166,12 @@ def _stage_columns(found: Explanation) -> list[Column]:
     """Memory in GiB by kind of pipeline rank and part; small parts go first where the screen is narrow."""
     stages = found.stages
     fullest = max(stage.memory_bytes for stage in stages)
+    both = found.costs.plans.schedule[0] == Schedule.DUALPIPE
     totals = {name: max(stage.memory[name] for stage in stages) for name in stages[0].memory}
     shown = [name for name, value in _largest(totals) if value > 0]
     return [
         Column(title="pipeline ranks", cells=[_ranks(stage) for stage in stages]),
-        Column(title="layers", cells=[str(stage.layers) for stage in stages], right=True),
+        Column(title="layers", cells=[_layers(stage, both=both) for stage in stages], right=True),
         Column(
             title="GiB",
             cells=[
@@ -187,6 +190,11 @@ def _stage_columns(found: Explanation) -> list[Column]:
             for i, name in enumerate(shown)
         ),
     ]
+
+
+def _layers(stage: Stage, *, both: bool) -> str:
+    """How many layers; of a rank that holds a stage from either end, of each of them."""
+    return " + ".join(map(str, stage.held)) if both else str(stage.layers)
 
 
 def _ranks(stage: Stage) -> str:

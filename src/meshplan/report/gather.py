@@ -151,7 +151,7 @@ def chosen_data(ranking: Ranking, i: int, cost_model: CostModel) -> dict[str, An
     return {
         **row,
         "hfu": found.hfu,
-        "stages": stages_data(pipes, 0, row["schedule"], len(ranking.model.layers))
+        "stages": stages_data(pipes, 0, row["schedule"])
         if simulated
         else [stage_data(stage) for stage in found.stages],
         "stages_complete": True,
@@ -167,6 +167,7 @@ def _fullest(row: Mapping[str, Any], layers: int) -> dict[str, Any]:
         "ranks": 1,
         "first_rank": 0,
         "layers": layers // row["pp"],
+        "layers_of_stages": [layers // (row["pp"] * row["vp"])] * row["vp"],
         "embedding": False,
         "head": False,
         "memory_bytes": row["memory_bytes"],

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from meshplan.cost.full.pipeline import Pipelines
+from meshplan.cost.full.stages import held_by_ranks
 from meshplan.errors import InputError
+from meshplan.plan.kinds import Schedule
 from meshplan.schedule.generate import make_order
 from meshplan.schedule.result import Simulation
 from meshplan.schedule.simulate import simulate
@@ -39,7 +41,7 @@ def durations_data(pipes: Pipelines, row: int) -> dict[str, Any]:
     }
 
 
-def stages_data(pipes: Pipelines, row: int, schedule: str, layers: int) -> list[dict[str, Any]]:
+def stages_data(pipes: Pipelines, row: int, schedule: str) -> list[dict[str, Any]]:
     """Memory of every kind of pipeline rank by part, the micro-batches alive counted by simulation; ranks
     that hold the same are one entry."""
     p = pipes.plans
@@ -51,13 +53,17 @@ def stages_data(pipes: Pipelines, row: int, schedule: str, layers: int) -> list[
             schedule, ranks=pp, vp=vp, micro_batches=int(pipes.micro_batches[row]),
             activations=pipes.activations[row : row + 1, :stages],
         )[0]  # fmt: skip
-    first, last = int(pipes.home[row, 0]), int(pipes.home[row, stages - 1])
+    kind = Schedule(int(p.schedule[row]))
+    held = held_by_ranks(pipes.layers_of(row), pp, kind)
+    first, last = {int(pipes.home[row, 0])}, {int(pipes.home[row, stages - 1])}
+    if kind is Schedule.DUALPIPE:
+        first = last = first | last
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     for rank in range(pp):
         memory = {name: float(value[row, rank]) for name, value in pipes.memory.items()}
         memory["activations"] += float(alive[rank])
         memory["fragmentation"] += pipes.fragmentation * float(alive[rank])
-        ends = (rank == first, rank == last)
+        ends = (rank in first, rank in last)
         key = (*ends, *(round(size / 2**20) for size in memory.values()))
         if key in found:
             found[key]["ranks"] += 1
@@ -65,7 +71,8 @@ def stages_data(pipes: Pipelines, row: int, schedule: str, layers: int) -> list[
         found[key] = {
             "ranks": 1,
             "first_rank": rank,
-            "layers": layers // pp,
+            "layers": sum(held[rank]),
+            "layers_of_stages": list(held[rank]),
             "embedding": ends[0],
             "head": ends[1],
             "memory_bytes": sum(memory.values()),

@@ -10,6 +10,8 @@ import numpy as np
 
 from meshplan.cost.costs import Costs, Floats
 from meshplan.cost.full.pipeline import Pipelines
+from meshplan.cost.full.stages import held_by_ranks
+from meshplan.plan.kinds import Schedule
 from meshplan.plan.rules import Setting
 from meshplan.report.parts import bars, step_time, wrap
 from meshplan.report.plan_names import plan_names
@@ -103,16 +105,15 @@ def pipeline_text(found: PlanRun, screen: Screen) -> str:
 def _ranks(found: PlanRun, screen: Screen) -> list[str]:
     run, limit = found.run, found.costs.memory_limit_bytes
     ranks = range(run.order.ranks)
-    layers = np.zeros(run.order.ranks, dtype=int)
-    for stage, rank in enumerate(_home(found)):
-        layers[rank] += found.layers[stage]
-    if run.order.name == "dualpipe":
-        layers = layers + layers[::-1]
+    schedule = Schedule(int(found.pipelines.plans.schedule[0]))
+    held = held_by_ranks(found.layers, run.order.ranks, schedule)
+    both = schedule is Schedule.DUALPIPE
+    layers = [" + ".join(map(str, own)) if both else str(sum(own)) for own in held]
     busy, idle, wait = run.busy, run.idle, np.maximum(run.wait, 0.0)
     peak, alive, memory = run.peak_in_flight, found.alive, found.memory
     columns = [
         Column(title="rank", cells=[str(r) for r in ranks], right=True),
-        Column(title="layers", cells=[str(layers[r]) for r in ranks], right=True),
+        Column(title="layers", cells=layers, right=True),
         Column(title="busy", cells=[step_time(busy[r], run.step) for r in ranks], right=True),
         Column(title="idle", cells=[f"{idle[r] / run.step:.1%}" for r in ranks], right=True),
         Column(

@@ -15,7 +15,7 @@ from meshplan.report.screen import Screen, bar, printable
 from meshplan.report.table import Column, least_width, markdown, table
 from meshplan.schedule.layout_string import short_layout
 from meshplan.search.band import error_band
-from meshplan.search.objective import ROOMY
+from meshplan.search.objective import BY_TIME, ROOMY
 from meshplan.search.pool import first_of_mesh
 from meshplan.search.ranking import Ranking
 from meshplan.units import format_bandwidth, format_bytes
@@ -65,7 +65,7 @@ def shown_rows(ranking: Ranking, top: int) -> list[int]:
 
 
 def _folded(ranking: Ranking) -> bool:
-    by_time = ranking.objective in ("step", "mfu", "cost")
+    by_time = ranking.objective in BY_TIME
     return bool(len(ranking)) and ranking.space.size != "plain" and by_time
 
 
@@ -161,13 +161,15 @@ def _simulated(ranking: Ranking) -> str:
     if found.screened < feasible:
         words = f"the {found.screened:,} best of {feasible:,} kept, {found.plans:,} of these simulated"
     sure = min(found.sure, found.screened)
-    if sure == found.screened:
+    if ranking.objective not in BY_TIME:
+        certain = f"the order by {ranking.objective} does not rest on their times"
+    elif sure == found.screened:
         certain = "all in their order"
     elif sure:
         certain = f"no other can be faster than the first {sure:,}"
     else:
         certain = "others may be faster"
-    if found.left_open:
+    if found.left_open and ranking.objective in BY_TIME:
         certain += f" ({found.left_open:,} left open)"
     off = f"closed form off by {found.median_error:.1%} in the median, {found.largest_error:.1%} at most"
     slower = found.margin or 0.0
@@ -184,7 +186,7 @@ def _ties(ranking: Ranking, shown: Sequence[int]) -> list[str]:
     known = f" on {runs.runs} published runs" if runs is not None and runs.share == ranking.band else ""
     text = f"≈: as fast as the fastest within {ranking.band:.1%}, the usual error of the model{known}"
     fastest = int(np.argmin(ranking.costs.step_s))
-    if fastest and ranking.objective in ("step", "mfu", "cost"):
+    if fastest and ranking.objective in BY_TIME:
         text += f"; #1 is the simplest of these, #{fastest + 1} the fastest"
     return [text]
 

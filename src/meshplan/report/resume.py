@@ -134,7 +134,8 @@ def _as_saved(saved: Mapping[str, Any], why: str) -> dict[str, Any]:
     first = None
     if rows:
         stage = {
-            "ranks": 1, "first_rank": 0, "layers": 0, "embedding": False, "head": False,
+            "ranks": 1, "first_rank": 0, "layers": 0, "layers_of_stages": [], "embedding": False,
+            "head": False,
             "memory_bytes": rows[0]["memory_bytes"], "memory": rows[0]["memory"],
         }  # fmt: skip
         first = {

@@ -160,9 +160,20 @@ def _legend(found: Scaling, screen: Screen) -> list[str]:
     words += [f"{OTHER[0]} {OTHER[1]}"] if seen - set(LETTERS) else []
     text = "bars, every GPU's time: " + " · ".join(words)
     return [
+        *wrap(_marks(found), screen.width),
         *wrap(text, screen.width),
         *wrap("eff.: tokens/s of a GPU over those at the first number of GPUs that has a plan", screen.width),
     ]
+
+
+def _marks(found: Scaling) -> str:
+    """What the marks of the plot are."""
+    marks = [
+        f"{mark} {kind} scaling, {rest}"
+        for mark, (kind, _, rest) in zip(MARKS, (name.partition(", ") for name in found.curves), strict=False)
+    ]
+    met = ["* where curves meet"] if len(marks) > 1 else []
+    return f"plot: {' · '.join([*marks, *met])}"
 
 
 def _plot(found: Scaling, screen: Screen) -> Iterator[str]:

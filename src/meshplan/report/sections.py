@@ -113,7 +113,8 @@ def fidelity_note(ranking: Data, words: Words) -> Html:
     if found.get("kind") != "simulate":
         return Html("")
     counts = {name: f"{found[name]:,}" for name in ("simulated", "screened", "sure")}
-    return h("p", words("report.simulated", **counts), class_="soft")
+    key = "report.simulated" if found["sure"] else "report.some_simulated"
+    return h("p", words(key, **counts), class_="soft")
 
 
 def plan_facts(plan: Data, ranking: Data, words: Words) -> Html:

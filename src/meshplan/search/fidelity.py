@@ -20,7 +20,7 @@ from meshplan.model.model import Model
 from meshplan.plan.plans import Ints, Plans
 from meshplan.plan.rules import Setting
 from meshplan.plan.workload import Workload
-from meshplan.search.objective import Objective, order, values
+from meshplan.search.objective import BY_TIME, Objective, order, values
 
 Fidelity = Literal["estimate", "simulate"]
 """Whether plans are ranked by the closed form or, the best of them, by simulation."""
@@ -188,7 +188,7 @@ class _Refining:
     def done(self) -> tuple[Costs, Simulated]:
         """Simulate until certain, and put everything in order."""
         self._add(np.arange(min(max(AT_ONCE, self.sure), len(self.bounds))))
-        while self.objective in ("step", "mfu", "cost"):
+        while self.objective in BY_TIME:
             self._bound()
             waiting = np.flatnonzero(~self.seen & (self.bounds < self._goal() * (1 + _SLACK)))
             room = MOST_SIMULATED - int(self.seen.sum())

@@ -16,6 +16,8 @@ from meshplan.plan.plans import Ints, Plans
 
 Objective = Literal["step", "mfu", "memory", "cost", "simplicity"]
 OBJECTIVES: tuple[Objective, ...] = ("step", "mfu", "memory", "cost", "simplicity")
+BY_TIME: tuple[Objective, ...] = ("step", "mfu", "cost")
+"""Those that the step time alone decides on one cluster."""
 TIE = 1e-9
 """Values that differ by less, relatively, count as equal."""
 ROOMY = 0.95

@@ -14,7 +14,7 @@ from meshplan.cost.costs import Costs
 from meshplan.errors import InputError
 from meshplan.plan.kinds import Sharding
 from meshplan.plan.plans import Plan, Plans
-from meshplan.search.objective import TIE, values
+from meshplan.search.objective import BY_TIME, TIE, values
 from meshplan.search.ranking import Ranking
 from meshplan.search.reasons import DEGREES, KEEP, Answer, Case, Wish, answer, asked_again, with_wish
 from meshplan.search.reasons_compare import Comparison, compare, with_memory
@@ -73,7 +73,6 @@ KNOBS = (
 )  # fmt: skip
 MOST_ASKED = 8
 """Plans that are asked for again until one works as priced in closed form."""
-BY_TIME = ("step", "mfu", "cost")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -230,9 +230,7 @@ def _model(values: Mapping[str, str]) -> Model:
 
 
 def _cluster(values: Mapping[str, str]) -> Cluster:
-    gpus = read_count(values["gpus"], "gpus") if "gpus" in values else None
-    if gpus is not None and gpus > MOST_GPUS:
-        raise InputError(f"the page plans for at most {MOST_GPUS:,} GPUs, not {gpus:,}")
+    gpus = read_count(values["gpus"], "gpus", most=MOST_GPUS) if "gpus" in values else None
     if "cluster" in values:
         text, where = unpack(values["cluster"], "the cluster file"), "the cluster file"
         cluster = cluster_of_table(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import ipaddress
 import secrets
 import socket
@@ -76,18 +77,28 @@ def bound(host: str, port: int) -> socket.socket:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         found = socket.socket(family, kind, protocol)
     except (OSError, UnicodeError, IndexError):
-        raise InputError(f"--host {shown(host)} is no address of this machine") from None
+        raise _no_address(host) from None
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind(address)
         found.listen(256)
     except OSError as error:
         found.close()
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise _no_address(host) from None
         reason = (error.strerror or str(error)).lower()
         raise InputError(
             f"cannot listen on {host} port {port}: {reason}; --port 0 takes a free one"
         ) from None
     return found
+
+
+def _no_address(host: str) -> InputError:
+    """What is said of a host that cannot be listened on."""
+    return InputError(
+        f"--host {shown(host)} is no address of this machine; 127.0.0.1 is for this machine alone,"
+        " 0.0.0.0 for all that reach it, and the port is --port"
+    )
 
 
 def page_address(listening: socket.socket, host: str, token: str | None) -> str:

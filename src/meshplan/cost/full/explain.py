@@ -13,7 +13,7 @@ from meshplan.cluster.cluster import Cluster
 from meshplan.cluster.curves import gemm_curve, unaligned
 from meshplan.cluster.profile import Profile, profile_of
 from meshplan.cluster.profile_data import Evidence
-from meshplan.cost.costs import Costs, Floats
+from meshplan.cost.costs import Costs
 from meshplan.cost.full.context import Context
 from meshplan.cost.full.layers import price_layers
 from meshplan.cost.full.memory import Peak, gather_buffers, host_bytes, peak
@@ -21,6 +21,7 @@ from meshplan.cost.full.model import PEAK_OF, FullModel
 from meshplan.cost.full.pipeline import pipelines
 from meshplan.cost.full.readings import Readings, readings
 from meshplan.cost.full.stack import FITTED, Stack
+from meshplan.cost.full.stages import even_layout, held_by_ranks
 from meshplan.model.flops import ForwardFlops, flop_per_token, layer_flops
 from meshplan.model.layers import Layer, Moe
 from meshplan.model.model import Model
@@ -44,14 +45,23 @@ LEFT_OUT = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stage:
-    """Pipeline ranks that hold the same; ``memory`` in bytes by part."""
+    """Pipeline ranks that hold the same; ``memory`` in bytes by part.
+
+    ``held``: layers of each pipeline stage on such a rank, in the order of the model, those of multi-token
+    prediction left out. Under DualPipe a rank holds two stages, of which each sees half of the micro-batches.
+    """
 
     ranks: int
     first_rank: int
-    layers: int
+    held: tuple[int, ...]
     embedding: bool
     head: bool
     memory: Mapping[str, float]
+
+    @property
+    def layers(self) -> int:
+        """Of all its stages."""
+        return sum(self.held)
 
     @property
     def memory_bytes(self) -> float:
@@ -144,12 +154,13 @@ def explain(
 
 
 def _stages(c: Context, memory: Peak) -> Iterator[Stage]:
+    held = _held(c)
     for i in np.argsort(c.earliest[0], kind="stable"):
         if c.ranks[0, i]:
             yield Stage(
                 ranks=int(c.ranks[0, i]),
                 first_rank=int(c.earliest[0, i]),
-                layers=int(c.layers[0, i].sum()),
+                held=held[int(c.earliest[0, i])],
                 embedding=bool(c.first[0, i] > 0),
                 head=bool(c.last[0, i] > 0),
                 memory={name: float(value[0, i]) for name, value in memory.parts.items()},
@@ -159,27 +170,39 @@ def _stages(c: Context, memory: Peak) -> Iterator[Stage]:
 def _simulated_stages(c: Context) -> Iterator[Stage]:
     """As ``_stages``, with the activations every rank keeps alive in the simulation; of ranks that hold the
     same, the memory of the fullest."""
-    pipes = pipelines(c)
-    ranks, alive, counts = int(c.plans.pp[0]), pipes.alive(0), pipes.layers_of(0)
+    pipes, held = pipelines(c), _held(c)
+    alive, counts = pipes.alive(0), pipes.layers_of(0)
     home = pipes.home[0, : len(counts)]
-    held: Floats = np.bincount(home, weights=counts, minlength=ranks).astype(np.float64)
     first, last = {int(home[0])}, {int(home[-1])}
-    if c.plans.schedule[0] == Schedule.DUALPIPE and ranks > 1:  # two copies, from both ends
-        held = (held + held[::-1]) / 2
+    if _both_ways(c):
         first = last = first | last
-    found: dict[tuple[int, bool, bool], list[int]] = {}
-    for rank in range(ranks):
-        found.setdefault((int(held[rank]), rank in first, rank in last), []).append(rank)
-    for (layers, embedding, head), alike in found.items():
+    found: dict[tuple[tuple[int, ...], bool, bool], list[int]] = {}
+    for rank, own in enumerate(held):
+        key = tuple(sorted(own)) if _both_ways(c) else (sum(own),)
+        found.setdefault((key, rank in first, rank in last), []).append(rank)
+    for (_, embedding, head), alike in found.items():
         parts = [pipes.rank_parts(0, rank, float(alive[rank])) for rank in alike]
         yield Stage(
             ranks=len(alike),
             first_rank=alike[0],
-            layers=layers,
+            held=held[alike[0]],
             embedding=embedding,
             head=head,
             memory=max(parts, key=lambda memory: sum(memory.values())),
         )
+
+
+def _both_ways(c: Context) -> bool:
+    """Whether every rank holds a stage from either end."""
+    return bool(c.plans.schedule[0] == Schedule.DUALPIPE and c.plans.pp[0] > 1)
+
+
+def _held(c: Context) -> list[tuple[int, ...]]:
+    """Layers of each stage that every pipeline rank holds; see ``Stage``."""
+    p = c.plans
+    ranks, stages = int(p.pp[0]), int(p.pp[0] * p.vp[0])
+    counts = p.layouts[int(p.layout[0])] if p.layout[0] >= 0 else even_layout(len(c.model.layers), stages)
+    return held_by_ranks(counts, ranks, Schedule(int(p.schedule[0])))
 
 
 def recomputed_flops(model: Model, seq: int, c: Context, memory: Peak) -> float:

@@ -7,6 +7,7 @@ that type, and the earliest of them (the one with most micro-batches in flight).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -18,6 +19,7 @@ from meshplan.model.layers import Layer
 from meshplan.model.model import Model
 from meshplan.plan.kinds import Schedule
 from meshplan.plan.plans import Ints, Plans
+from meshplan.schedule.layout import rank_of_stage
 
 V_SHAPED = (Schedule.ZB_V, Schedule.V_HALF, Schedule.V_MIN, Schedule.DUALPIPE_V)
 
@@ -31,6 +33,23 @@ def even_layout(layers: int, stages: int) -> tuple[int, ...]:
     order = sorted(range(stages), key=lambda s: (s in (0, stages - 1), s == stages - 1, s))
     more = set(order[:extra])
     return tuple(base + (s in more) for s in range(stages))
+
+
+def held_by_ranks(counts: Sequence[int], ranks: int, schedule: Schedule) -> list[tuple[int, ...]]:
+    """Layers of each stage that every pipeline rank holds, ``counts`` being those of all stages.
+
+    >>> held_by_ranks((3, 4, 4, 2), 4, Schedule.DUALPIPE)
+    [(3, 2), (4, 4), (4, 4), (2, 3)]
+    >>> held_by_ranks((3, 4, 4, 2), 2, Schedule.ZB_V)
+    [(3, 2), (4, 4)]
+    """
+    home = rank_of_stage(len(counts), ranks, v_shaped=schedule in V_SHAPED).tolist()
+    held: list[tuple[int, ...]] = [()] * ranks
+    for rank, count in zip(home, counts, strict=True):
+        held[rank] += (int(count),)
+    if schedule is Schedule.DUALPIPE and ranks > 1:  # a stage from either end
+        return [mine + other for mine, other in zip(held, reversed(held), strict=True)]
+    return held
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshplan.plan.divisors import nearest_divisors
+from meshplan.plan.divisors import divisors, nearest_divisors
 from meshplan.plan.kinds import CpKind, Sharding
 from meshplan.plan.plans import Plan, Plans
 from meshplan.plan.rules.facts import divide, heads, listed, mlp_widths, moes
@@ -24,14 +24,33 @@ def _gpus_words(s: Setting, p: Plan) -> str:
     for name in ("tp", "cp", "pp"):
         own = int(getattr(p, name))
         if gpus % own:
-            left = gpus * own // size if gpus * own % size == 0 else 1  # what the others leave to it
-            offer = " or ".join(f"{d:,}" for d in nearest_divisors(left, own))
-            return f"{name} {own:,} does not divide {gpus:,} GPUs; {name} {offer} would"
+            wrong = f"{name} {own:,} does not divide {gpus:,} GPUs"
+            left, rest = divmod(gpus * own, size)  # what the others leave to it
+            if rest or not left:
+                return f"{wrong}; {_close(gpus, p)} would"
+            return f"{wrong}; {name} {' or '.join(f'{d:,}' for d in nearest_divisors(left, own))} would"
     if p.dp < gpus and gpus % p.dp:
         offer = " or ".join(f"{d:,}" for d in nearest_divisors(gpus, p.dp))
         return f"dp {p.dp:,} does not divide {gpus:,} GPUs; dp {offer} would"
     product = f"tp {p.tp} × cp {p.cp} × dp {p.dp:,} × pp {p.pp} = {p.gpus:,}, not {gpus:,} GPUs"
-    return f"{product}; dp {gpus // size:,} would" if gpus % size == 0 else product
+    if gpus % size == 0:
+        return f"{product}; dp {gpus // size:,} would"
+    # another degree that makes up for all the others by itself, or else the degrees that come close
+    alone = [
+        f"{name} {gpus // others:,}"
+        for name in ("pp", "tp", "cp")
+        if gpus % (others := p.gpus // int(getattr(p, name))) == 0
+    ]
+    return f"{product}; {' or '.join(alone) or _close(gpus, p)} would"
+
+
+def _close(gpus: int, p: Plan) -> str:
+    """Degrees whose product is ``gpus``, each at most what was asked for, the rest of it dp."""
+    left, found = gpus, {}
+    for name in ("tp", "cp", "pp"):
+        found[name] = max(d for d in divisors(left) if d <= getattr(p, name))
+        left //= found[name]
+    return f"tp {found['tp']} × cp {found['cp']} × dp {left:,} × pp {found['pp']}"
 
 
 def _grouped_heads(s: Setting) -> list[int]:
