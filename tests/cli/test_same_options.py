@@ -55,7 +55,7 @@ def test_the_same_options_everywhere(command: str) -> None:
 # ── one question, priced alike by all ────────────────────────────────────────────────────────────
 
 BASE = ["mixtral-8x7b", "--gpu", "h100-sxm", "--gpus", "16", "--seq", "4096", "--gbs", "64"]
-PLAN = ["--tp", "2", "--pp", "2", "--ep", "2", "--mbs", "1", "--sharding", "zero1", "--recompute", "full"]
+PLAN = ["--tp", "2", "--pp", "2", "--ep", "2", "--mbs", "2", "--sharding", "zero1", "--recompute", "full"]
 HABITS = [
     "--moe-imbalance",
     "1.3",
@@ -92,7 +92,7 @@ def asked(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
 def steps(capsys: pytest.CaptureFixture[str], words: list[str]) -> dict[str, float]:
     """The step time of one plan from every command."""
     rest = ["--dp", "4", "--cp", "1", "--vp", "1", "--schedule", "1f1b", "--etp", "1"]
-    key = "tp2,pp2,ep2,etp1,mbs1,cp1,vp1,1f1b,zero1,recompute=full"
+    key = "tp2,pp2,ep2,etp1,mbs2,cp1,vp1,1f1b,zero1,recompute=full"
     why = asked(capsys, "why", *words, "--plan", key, "--vs", "tp4,pp1")
     return {
         "plan": asked(capsys, "plan", *words, *PLAN, *rest)["plans"][0]["step_s"],

@@ -209,8 +209,10 @@ def timed_sizes(monkeypatch, model, work, plan):
         (Plan(pp=2, dp=2, sharding=Z1), "pp", "send", "p2p", 2, 2),
         (Plan(pp=2, tp=2, sharding=Z1), "pp", "recv", "p2p", 2, 2),
         (Plan(pp=2, tp=2, sp=False, sharding=Z1), "pp", "recv", "p2p", 2, 2),
-        (Plan(tp=8, dp=2, sharding=Z1), "tp", "all_gather", "all_gather", 8, 2 * 2 * 4),
-        (Plan(tp=8, dp=2, sp=False, sharding=Z1), "tp", "all_reduce", "all_reduce", 8, 2 * 2 * 4),
+        # 2 micro-batches of 2 layers with 2 blocks, both ways; embedding and head, one way each
+        (Plan(tp=8, dp=2, sharding=Z1), "tp", "all_gather", "all_gather", 8, 2 * (2 * 4 + 2)),
+        (Plan(tp=8, dp=2, sharding=Z1), "tp", "reduce_scatter", "reduce_scatter", 8, 2 * (2 * 4 + 2)),
+        (Plan(tp=8, dp=2, sp=False, sharding=Z1), "tp", "all_reduce", "all_reduce", 8, 2 * (2 * 4 + 2)),
     ],
 )
 def test_priced_bytes_are_the_sizes_that_the_cost_model_times(monkeypatch, plan, dim, kind, op, ranks, times):

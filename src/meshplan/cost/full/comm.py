@@ -10,7 +10,7 @@ import numpy as np
 from meshplan.cluster.cluster import Cluster
 from meshplan.cluster.collectives import collective_seconds
 from meshplan.cluster.profile import Profile
-from meshplan.cost.costs import Floats
+from meshplan.cost.costs import Bools, Floats
 from meshplan.cost.full.keys import LayerKeys
 from meshplan.cost.full.stack import Stack
 from meshplan.cost.full.topology import Group, link_bandwidth
@@ -72,27 +72,40 @@ class Links:
         )
 
 
-def block_seconds(hidden: int, keys: LayerKeys, links: Links, group: Group, span: Ints) -> Floats:
-    """Seconds that TP's transfers of one block take one way; ``span``: ranks between neighbours.
+class Stream(NamedTuple):
+    """Seconds that transfers of the whole residual stream over tp take, an entry a key: gathering and
+    scattering it where there is SP, all-reducing it where there is not, otherwise 0."""
 
-    With SP every block gathers its input and scatters its output: an all-gather and a reduce-scatter of
-    the whole stream, forward and backward; without SP an all-reduce each way (arXiv 2205.05198, 4.2.2).
-    """
-    size = keys.element_bytes * hidden * keys.tokens
-    one = np.zeros(len(keys))
-    if keys.sp.any():
-        gather = links.seconds("all_gather", size, group, span)
-        one = np.where(keys.sp, gather + links.seconds("reduce_scatter", size, group, span), one)
-    if (~keys.sp & (keys.tp > 1)).any():
-        one = np.where(keys.sp, one, links.seconds("all_reduce", size, group, span))
-    return np.where(keys.tp > 1, one, 0.0)
+    gather: Floats
+    scatter: Floats
+    reduce: Floats
+
+    @property
+    def block(self) -> Floats:
+        """What one block needs each way: its input gathered and its output scattered, or one all-reduce
+        (arXiv 2205.05198, 4.2.2)."""
+        return self.gather + self.scatter + self.reduce
+
+
+def stream_seconds(hidden: int, keys: LayerKeys, links: Links, group: Group, span: Ints) -> Stream:
+    """TP's transfers of the stream; ``span``: ranks between neighbours."""
+    size, split = keys.element_bytes * hidden * keys.tokens, keys.tp > 1
+    zero = np.zeros(len(keys))
+
+    def where(rows: Bools, op: str) -> Floats:
+        return np.where(rows, links.seconds(op, size, group, span), 0.0) if rows.any() else zero
+
+    sp, whole = split & keys.sp, split & ~keys.sp
+    return Stream(
+        gather=where(sp, "all_gather"), scatter=where(sp, "reduce_scatter"), reduce=where(whole, "all_reduce")
+    )
 
 
 def tensor_parallel(
     layer: Layer, one: Floats, keys: LayerKeys, group: Group, stack: Stack
 ) -> tuple[Floats, Floats, Floats]:
     """Forward, backward and hidden seconds of TP, where a block's transfers take ``one`` second each way
-    (``block_seconds``). A MoE block with experts not split by tp needs none of its own."""
+    (``Stream.block``). A MoE block with experts not split by tp needs none of its own."""
     blocks = int(layer.attention is not None)
     blocks += int(layer.mlp is not None and (not isinstance(layer.mlp, Moe) or layer.mlp.shared_width > 0))
     if layer.parallel:

@@ -325,7 +325,7 @@ def _collectives(c: Context) -> Iterator[tuple[str, tuple[str, ...]]]:
     sp, ring = bool(p.sp[0]), CpKind(int(p.cp_kind[0])) is CpKind.RING
     zero1 = int(p.sharding[0]) >= Sharding.ZERO1
     scattered = (("tp",) if sp else ()) + (() if ring else ("cp",)) + (("dp",) if zero1 else ())
-    reduced = (() if sp else ("tp",)) + (() if zero1 else ("dp",))
+    reduced = ("tp",) + (() if zero1 else ("dp",))  # with SP the rows of the loss alone
     yield "all_gather", (*scattered, *(("cp",) if ring else ()))
     yield "reduce_scatter", scattered
     yield "all_reduce", reduced

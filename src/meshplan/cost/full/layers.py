@@ -12,16 +12,18 @@ from meshplan.cost.costs import Floats
 from meshplan.cost.full.activations import LayerActivations, layer_activations
 from meshplan.cost.full.comm import (
     LayerComm,
-    block_seconds,
+    Stream,
     context_parallel,
     expert_parallel,
+    stream_seconds,
     tensor_parallel,
 )
 from meshplan.cost.full.context import Context
 from meshplan.cost.full.distinct import distinct
 from meshplan.cost.full.keys import LayerKeys
 from meshplan.cost.full.layer_time import LayerTime, attention_core, layer_time
-from meshplan.cost.full.topology import group
+from meshplan.cost.full.topology import Group, group
+from meshplan.cost.full.vocabulary import end_transfers
 from meshplan.model.layers import Attention, LatentAttention
 from meshplan.plan.plans import Ints
 
@@ -29,7 +31,8 @@ from meshplan.plan.plans import Ints
 class Ends(NamedTuple):
     """Embedding on the first rank; final norm, head and loss on the last: seconds by key.
 
-    ``logits``: how many logits a rank computes for one micro-batch.
+    Each with its transfers over tp, whose exposed seconds (both ways together) and hidden ones are told
+    again. ``logits``: how many logits a rank computes for one micro-batch.
     """
 
     embedding_forward: Floats
@@ -37,6 +40,9 @@ class Ends(NamedTuple):
     head_forward: Floats
     head_backward: Floats
     head_weight: Floats
+    embedding_tp: Floats
+    head_tp: Floats
+    tp_hidden: Floats
     logits: Floats
 
 
@@ -95,10 +101,10 @@ def price_layers(c: Context) -> Priced:
         "etp": group(k.etp, c.spans["etp"][index], c.domain),
     }
     times, activations = [], []
-    block = block_seconds(c.model.hidden, keys, c.links, groups["tp"], c.spans["tp"][index])
+    stream = stream_seconds(c.model.hidden, keys, c.links, groups["tp"], c.spans["tp"][index])
     cores: dict[Attention | LatentAttention | None, tuple[tuple[Floats, ...], tuple[Floats, ...]]] = {}
     for layer in c.kinds:
-        tp_f, tp_b, tp_h = tensor_parallel(layer, block, keys, groups["tp"], c.stack)
+        tp_f, tp_b, tp_h = tensor_parallel(layer, stream.block, keys, groups["tp"], c.stack)
         if layer.attention not in cores:  # kinds that differ in their MLP only share it
             core = attention_core(layer, keys, c.profile, c.stack)
             cores[layer.attention] = (
@@ -116,12 +122,11 @@ def price_layers(c: Context) -> Priced:
         )
         times.append(layer_time(layer, c.model.hidden, keys, c.profile, c.stack, comm, (core_f, core_b)))
         activations.append(layer_activations(layer, c.model.hidden, c.stack, keys))
-    return Priced(
-        keys=keys, of_plan=of_plan, times=tuple(times), activations=tuple(activations), ends=_ends(c, keys)
-    )
+    ends = _ends(c, keys, stream, groups["tp"], c.spans["tp"][index])
+    return Priced(keys=keys, of_plan=of_plan, times=tuple(times), activations=tuple(activations), ends=ends)
 
 
-def _ends(c: Context, keys: LayerKeys) -> Ends:
+def _ends(c: Context, keys: LayerKeys, stream: Stream, tp: Group, span: Ints) -> Ends:
     """Embedding, head and loss. The head's products run in bf16 whatever the layers' precision."""
     h, t, tokens = c.model.hidden, keys.tp, keys.tokens
     width = c.padded_vocab(keys.tp) / t
@@ -133,12 +138,19 @@ def _ends(c: Context, keys: LayerKeys) -> Ends:
     copies = 1.0 + len(c.model.mtp)
     joined, joined_back, joined_weight = _joined(c, keys)
     embed = membound_seconds(c.profile, 2.0 * keys.element_bytes * h * tokens, kernels=3) / memory
+    moved = end_transfers(c.model, keys, stream, c.links, tp, span, c.stack, weight)
     return Ends(
-        embedding_forward=embed,
-        embedding_backward=2 * embed,
-        head_forward=copies * (forward + loss / 2) + joined,
-        head_backward=copies * (backward + weight + loss / 2) + joined_back + joined_weight,
+        embedding_forward=embed + moved.embedding_forward,
+        embedding_backward=2 * embed + moved.embedding_backward,
+        head_forward=copies * (forward + loss / 2) + joined + moved.head_forward,
+        head_backward=copies * (backward + weight + loss / 2)
+        + joined_back
+        + joined_weight
+        + moved.head_backward,
         head_weight=copies * weight + joined_weight,
+        embedding_tp=moved.embedding_forward + moved.embedding_backward,
+        head_tp=moved.head_forward + moved.head_backward,
+        tp_hidden=moved.hidden,
         logits=tokens * width,
     )
 

@@ -66,6 +66,9 @@ class Stack:
     vocabulary: str = ""
     """How tp shards it: ``padded`` to a multiple of 128 · tp (the default of Megatron's family), ``uneven``
     (of others: the first ranks hold a column more) or ``cut`` (what does not divide is dropped)."""
+    head_overlap: bool = True
+    """Of Megatron's family: the gradient of the head's input is reduced beside the product of its weights'
+    gradient (Megatron-LM since September 2021, commit 16c90445e7)."""
     loss_bytes: float = 6.0
     """Bytes alive for each logit at the loss: fp32 copy and gradient (6), bf16 in place (2), or the
     chain of separate fp32 operators (10 to 12)."""

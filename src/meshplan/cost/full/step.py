@@ -39,9 +39,12 @@ def _part_sums(c: Context, priced: Priced) -> tuple[dict[str, Floats], dict[str,
         return np.asarray(sum(n * v for n, v in zip(c.model.kind_counts, values, strict=True)))
 
     parts = {name: total([t.forward[name] + t.backward[name] for t in priced.times]) for name in PARTS}
-    parts["elementwise"] = parts["elementwise"] + ends.embedding_forward + ends.embedding_backward
-    parts["head and loss"] = ends.head_forward + ends.head_backward
+    looked_up = ends.embedding_forward + ends.embedding_backward - ends.embedding_tp
+    parts["elementwise"] = parts["elementwise"] + looked_up
+    parts["head and loss"] = ends.head_forward + ends.head_backward - ends.head_tp
+    parts["tp"] = parts["tp"] + ends.embedding_tp + ends.head_tp
     hidden = {name: total([t.hidden[name] for t in priced.times]) for name in ("tp", "cp", "ep")}
+    hidden["tp"] = hidden["tp"] + ends.tp_hidden
     return parts, hidden
 
 

@@ -23,7 +23,6 @@ RING_NOTE = (
 )
 GATHER_NOTE = "priced in the model's precision; the module adds up gradients of keys and values in fp32"
 ROUTER_NOTE = "gradients of routers, which the cost model does not time"
-ENDS_NOTE = "embedding and head among them, which the cost model does not time"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,7 +126,7 @@ def volumes(
         # The embedding scatters its sum, the head gathers its input; backward reversed.
         for _ in range(rank.first + rank.last):
             for kind in ("all_gather", "reduce_scatter") if plan.sp else ("all_reduce",):
-                sums.add("tp", kind, stream * m, priced=0.0, note=ENDS_NOTE)
+                sums.add("tp", kind, stream * m)
     if plan.dp * plan.cp > 1:
         _sharded(sums, model, plan, rank, m, element)
     if plan.pp > 1:
