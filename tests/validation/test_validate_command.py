@@ -73,6 +73,20 @@ def test_zero2_under_a_megatron_pipeline_reduces_gradients_once_a_step(gpus, gbs
     assert estimates(row)[0][0] == pytest.approx(measured_s, rel=0.12)
 
 
+@pytest.mark.parametrize(
+    ("stack", "sharding"),
+    [  # Megatron's optimizer knows no ZeRO-2, whatever its stack is called; Meta's framework shards gradients
+        ("megatron-core-2025", "ZERO1"), ("nemo-2024", "ZERO1"), ("zero-bubble", "ZERO1"),
+        ("llama-3", "ZERO2"), ("torchtitan", "ZERO2"), ("deepspeed", "ZERO2"),
+    ],
+)  # fmt: skip
+def test_what_zero2_means_in_a_pipeline_is_the_stack_s_family(stack, sharding):
+    (row,) = parse_rows(table({"pp": 2, "dp": 2, "sharding": "zero2"}), "t")
+    case = case_of(row, stack=stack)
+    assert case.plan.sharding.name == sharding
+    assert ("sharding" in case.assumed) == (sharding == "ZERO1")
+
+
 def test_what_notes_say_of_the_optimizer():
     note = "Megatron-SWIFT; OPTIMIZER CPU OFFLOAD 100%; cross-entropy fusion"
     cases = [case_of(row) for row in parse_rows(table({}, {"id": "b", "notes": note}), "t")]

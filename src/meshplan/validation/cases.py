@@ -100,7 +100,8 @@ def case_of(row: Row, *, stack: str | None = None) -> Case:
         raise SkippedError(source.skip)
     assumed: list[str] = []
     model = _model(row, source)
-    plan = _plan(row, model, source, assumed)
+    chosen = load_stack(stack) if stack else switches(row, source)
+    plan = _plan(row, model, source, chosen, assumed)
     cluster = _cluster(row, source, plan)
     precision = _precision(row.text["precision"])
     gbs = row.whole("gbs")
@@ -118,7 +119,6 @@ def case_of(row: Row, *, stack: str | None = None) -> Case:
     oom = bool(noted(row, r"\bOOM\b")) and step is None
     if step is None and peak is None and not oom:
         raise SkippedError("no measured time or memory", "step_s")
-    chosen = load_stack(stack) if stack else switches(row, source)
     return Case(
         row=row,
         model=model,
@@ -243,7 +243,14 @@ def _attention(row: Row, hidden: int, heads: int) -> Attention | LatentAttention
     return Attention(heads=heads, kv_heads=row.whole("kv_heads") or heads, head_dim=head_dim)
 
 
-def _plan(row: Row, model: Model, source: Source, assumed: list[str]) -> Plan:
+def _reduces_once(stack: Stack) -> bool:
+    """Whether the stack's ZeRO-2 is no more than its name in a pipeline: Megatron's distributed optimizer adds
+    up whole gradients and scatters them once a step. Not so where a stack of its family is known to shard
+    gradients (``Stack.sharding``)."""
+    return stack.family == "megatron" and stack.usual_sharding < Sharding.ZERO2
+
+
+def _plan(row: Row, model: Model, source: Source, stack: Stack, assumed: list[str]) -> Plan:
     gpus = _needed(row, "gpus")
     tp, cp, pp = (row.whole(c) for c in ("tp", "cp", "pp"))
     if tp is None or pp is None:
@@ -259,8 +266,8 @@ def _plan(row: Row, model: Model, source: Source, assumed: list[str]) -> Plan:
         sharding = Sharding.ZERO2
     if sharding is None:
         raise SkippedError(f"sharding {row.text['sharding']!r} not modelled", "sharding")
-    if sharding == Sharding.ZERO2 and pp > 1 and source.stack.startswith("megatron"):
-        sharding = Sharding.ZERO1  # Megatron adds up whole gradients and reduces them once a step
+    if sharding == Sharding.ZERO2 and pp > 1 and _reduces_once(stack):
+        sharding = Sharding.ZERO1
         assumed.append("sharding")
     if gbs is None:
         raise SkippedError("global batch missing", "gbs")
