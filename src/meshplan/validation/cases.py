@@ -244,9 +244,9 @@ def _attention(row: Row, hidden: int, heads: int) -> Attention | LatentAttention
 
 
 def _reduces_once(stack: Stack) -> bool:
-    """Whether the stack's ZeRO-2 is no more than its name in a pipeline: Megatron's distributed optimizer adds
-    up whole gradients and scatters them once a step. Not so where a stack of its family is known to shard
-    gradients (``Stack.sharding``)."""
+    """Whether the stack's ZeRO-2 is but a name in a pipeline: Megatron's distributed optimizer adds up whole
+    gradients and scatters them once a step. Not so where a stack of its family is known to shard gradients
+    (``Stack.sharding``)."""
     return stack.family == "megatron" and stack.usual_sharding < Sharding.ZERO2
 
 

@@ -87,13 +87,16 @@ class Stream(NamedTuple):
         return self.gather + self.scatter + self.reduce
 
 
-def stream_seconds(hidden: int, keys: LayerKeys, links: Links, group: Group, span: Ints) -> Stream:
-    """TP's transfers of the stream; ``span``: ranks between neighbours."""
+def stream_seconds(
+    hidden: int, keys: LayerKeys, links: Links, group: Group, span: Ints, wait_s: float
+) -> Stream:
+    """TP's transfers of the stream, each with ``wait_s`` of waiting for the last rank; neighbours stand ``span``
+    ranks apart."""
     size, split = keys.element_bytes * hidden * keys.tokens, keys.tp > 1
     zero = np.zeros(len(keys))
 
     def where(rows: Bools, op: str) -> Floats:
-        return np.where(rows, links.seconds(op, size, group, span), 0.0) if rows.any() else zero
+        return np.where(rows, links.seconds(op, size, group, span) + wait_s, 0.0) if rows.any() else zero
 
     sp, whole = split & keys.sp, split & ~keys.sp
     return Stream(
@@ -112,7 +115,6 @@ def tensor_parallel(
         blocks = min(blocks, 1)
     # Overlap with the product that gathers or scatters needs SP and the links of one domain (userbuffers).
     exposed = np.where(keys.sp & (group.size <= group.per_node), stack.tp_exposed, 1.0)
-    one = one + np.where(keys.tp > 1, (1 + keys.sp) * stack.tp_wait_s, 0.0)
     return blocks * one * exposed, blocks * one * exposed, 2 * blocks * one * (1 - exposed)
 
 

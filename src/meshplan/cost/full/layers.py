@@ -101,7 +101,9 @@ def price_layers(c: Context) -> Priced:
         "etp": group(k.etp, c.spans["etp"][index], c.domain),
     }
     times, activations = [], []
-    stream = stream_seconds(c.model.hidden, keys, c.links, groups["tp"], c.spans["tp"][index])
+    stream = stream_seconds(
+        c.model.hidden, keys, c.links, groups["tp"], c.spans["tp"][index], c.stack.tp_wait_s
+    )
     cores: dict[Attention | LatentAttention | None, tuple[tuple[Floats, ...], tuple[Floats, ...]]] = {}
     for layer in c.kinds:
         tp_f, tp_b, tp_h = tensor_parallel(layer, stream.block, keys, groups["tp"], c.stack)

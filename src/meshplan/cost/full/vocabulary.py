@@ -5,8 +5,9 @@ results are added up; the head reads the whole stream and writes some columns of
 needs each token's largest logit, its own logit and the sum of exponentials of all columns (Megatron-LM,
 ``core/tensor_parallel/layers.py`` and ``cross_entropy.py``; torch's ``loss_parallel`` and torchtitan).
 
-Left out: the host's time for these calls, which is in ``host_micro_s``; chunked losses, which reduce each
-chunk's rows on their own; that kernels which fuse the loss put two of its three reductions into one.
+Left out: the host's time for these calls, which is in ``host_micro_s``; waiting for the last rank in the rows
+of the loss, which come one right after the other; chunked losses, which reduce each chunk's on their own; that
+kernels which fuse the loss put two of its three reductions into one.
 """
 
 from __future__ import annotations
@@ -63,14 +64,14 @@ def end_transfers(
     looked_up = np.where(keys.sp, stream.scatter, stream.reduce)
     if model.positions and megatron and keys.sp.any():
         whole = links.seconds("all_reduce", keys.element_bytes * model.hidden * keys.tokens, group, span)
-        looked_up = np.where(keys.sp, whole, looked_up)
+        looked_up = np.where(keys.sp, whole + stack.tp_wait_s, looked_up)
     gradient = np.where(keys.sp, stream.scatter, stream.reduce)
     hidden = np.minimum(gradient, head_weight) if megatron and stack.head_overlap else zero
     forward = (1 + extra) * (stream.gather + ROWS * rows) + extra * looked_up
     backward = (1 + extra) * (gradient - hidden) + extra * stream.gather
     if extra and megatron:  # the projection of two streams to one is column-parallel, its result is gathered
         size = keys.element_bytes * model.hidden * keys.tokens
-        gathered = links.seconds("all_gather", size, group, span) * (keys.tp > 1)
+        gathered = (links.seconds("all_gather", size, group, span) + stack.tp_wait_s) * (keys.tp > 1)
         forward = forward + extra * (2 * stream.gather + gathered)
         backward = backward + extra * (2 * gradient + stream.gather)
     return EndTransfers(
