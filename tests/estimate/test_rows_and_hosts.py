@@ -128,8 +128,8 @@ def test_an_estimate_says_that_the_head_is_unaligned(capsys):
 @pytest.mark.parametrize(("sp", "transfers"), [(False, 4), (True, 8)])
 def test_every_tensor_parallel_transfer_waits_for_the_last_rank(sp, transfers):
     """Two layers, four micro-batches, 1 ms a transfer: a layer has two blocks, each with one all-reduce
-    forward and one backward, or with an all-gather and a reduce-scatter in its place (arXiv 2205.05198); the
-    embedding is all-reduced and the gradient of the head's input, with SP two of them are gathered as well."""
+    forward and one backward, or with an all-gather and a reduce-scatter in its place (arXiv 2205.05198).
+    Embedding and gradient of the head's input are all-reduced; with SP there are two gathers as well."""
     gpt2 = load_model("gpt2-xl")
     model = replace(gpt2, layers=gpt2.layers[:2])
     plan = {"pp": 1, "tp": 2, "sp": sp, "dp": 1, "mbs": 1}

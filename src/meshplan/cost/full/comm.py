@@ -90,8 +90,8 @@ class Stream(NamedTuple):
 def stream_seconds(
     hidden: int, keys: LayerKeys, links: Links, group: Group, span: Ints, wait_s: float
 ) -> Stream:
-    """TP's transfers of the stream, each with ``wait_s`` of waiting for the last rank; neighbours stand ``span``
-    ranks apart."""
+    """TP's transfers of the stream, each with ``wait_s`` of waiting for the last rank; neighbours stand
+    ``span`` ranks apart."""
     size, split = keys.element_bytes * hidden * keys.tokens, keys.tp > 1
     zero = np.zeros(len(keys))
 

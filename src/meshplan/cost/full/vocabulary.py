@@ -6,8 +6,8 @@ needs each token's largest logit, its own logit and the sum of exponentials of a
 ``core/tensor_parallel/layers.py`` and ``cross_entropy.py``; torch's ``loss_parallel`` and torchtitan).
 
 Left out: the host's time for these calls, which is in ``host_micro_s``; waiting for the last rank in the rows
-of the loss, which come one right after the other; chunked losses, which reduce each chunk's on their own; that
-kernels which fuse the loss put two of its three reductions into one.
+of the loss, which come one right after the other; chunked losses, which reduce each chunk's on their own;
+that kernels which fuse the loss put two of its three reductions into one.
 """
 
 from __future__ import annotations
