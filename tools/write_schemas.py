@@ -32,6 +32,8 @@ MAPS = frozenset({
     "stacks", "step", "time", "versions", "wish", "work",
 })  # fmt: skip
 """Objects under these keys have free keys: rules, parts, families."""
+FREE = {"asked": "the question as a job file, which `meshplan plan` reads"}
+"""Objects whose keys another file describes, with what they are."""
 UNITS = {
     "_s": "seconds",
     "_bytes": "bytes",
@@ -123,6 +125,8 @@ def inferred(values: list[Any], key: str) -> dict[str, Any]:
     items = [item for value in values if isinstance(value, list) for item in value]
     if "array" in types:
         schema["items"] = inferred(items, key.removesuffix("s")) if items else {}
+    if key in FREE and types == ["object"]:
+        return {**schema, "description": FREE[key]}
     objects = [value for value in values if isinstance(value, dict)]
     if objects:
         schema |= mapped(objects) if key in MAPS or varied(objects) else keyed(objects)

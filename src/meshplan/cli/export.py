@@ -31,7 +31,7 @@ from meshplan.plan.rules import Setting, framework_rules, rules_of
 from meshplan.plan.space import Size, Space
 from meshplan.report.launch_view import export_data, export_text
 from meshplan.report.screen import Screen
-from meshplan.search.fidelity import simulate_all
+from meshplan.search.fidelity import MOST_SURE, simulate_all
 from meshplan.search.objective import Objective
 from meshplan.search.planned import planned
 from meshplan.search.ranking import Ranking
@@ -46,8 +46,6 @@ MOST_TRIED = 20
 """Plans that may be tried beyond the rank asked for, where a target runs them otherwise than they are."""
 ROOMIER = (1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0)
 """Times the memory there is, tried in turn for plans that are wanted although they do not fit."""
-MOST_SURE = 100
-"""Plans that are made certain at most, whatever the rank asked for."""
 Target = Literal["megatron", "megatron-bridge", "torchtitan", "deepspeed", "accelerate", "pytorch"]
 Launcher = Literal["torchrun", "slurm", "kubernetes", "skypilot"]
 LOST = {

@@ -28,7 +28,7 @@ from meshplan.report.plan_view import plan_markdown, plan_text
 from meshplan.report.screen import Screen
 from meshplan.report.table import csv_text
 from meshplan.report.variants_view import variants_data, variants_text
-from meshplan.search.fidelity import Fidelity
+from meshplan.search.fidelity import MOST_SURE, Fidelity
 from meshplan.search.heap import keep_freed_memory
 from meshplan.search.planned import planned
 from meshplan.search.ranking import Nothing, Ranking
@@ -36,8 +36,6 @@ from meshplan.search.ranking import Nothing, Ranking
 app = cyclopts.App(name="plan")
 
 NO_PLAN = 1
-MOST_SURE = 100
-"""Plans at the head of the ranking that are made certain at most, however many are shown."""
 PRICED_BY = f"What prices the plans: {' or '.join(COST_MODELS)} (default: {DEFAULT})."
 
 
@@ -185,7 +183,7 @@ def plan(
         compared = [rankings[i] for i in order]
         data["variants"] = variants_data(compared)
         sys.stdout.write(variants_text(compared, Screen.of()) if form == "table" else "")
-    sys.stdout.write(_render(ranking, top, form, data) + sections)
+    sys.stdout.write(_render(ranking, top, form, data, stack=asked.stack, pareto=pareto) + sections)
     if html is not None or svg is not None:
         from meshplan.cli.report import write_report
         from meshplan.report.asked_sections import KEYS
@@ -219,10 +217,13 @@ def _studies(
     return (found.text(screen) if form == "table" else ""), found.data
 
 
-def _render(ranking: Ranking, top: int, form: Format, data: dict[str, Any]) -> str:
+def _render(
+    ranking: Ranking, top: int, form: Format, data: dict[str, Any], *, stack: str | None, pareto: bool
+) -> str:
     match form:
         case "json":
-            return json.dumps(ranking_data(ranking, top) | data, indent=2, allow_nan=False) + "\n"
+            whole = ranking_data(ranking, top, stack=stack, pareto_only=pareto) | data
+            return json.dumps(whole, indent=2, allow_nan=False) + "\n"
         case "csv":
             rows = [flat(plan) for plan in ranking_data(ranking, top)["plans"]]
             return csv_text(list(rows[0]), [list(row.values()) for row in rows]) if rows else ""

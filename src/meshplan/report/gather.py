@@ -13,7 +13,7 @@ from meshplan.cost.costs import CostModel, Costs
 from meshplan.cost.models import cost_model_named
 from meshplan.errors import MeshplanError
 from meshplan.report.estimate_view import stage_data
-from meshplan.report.job_text import job_text, model_word, plan_command
+from meshplan.report.job_text import job_text, plan_command, source_word
 from meshplan.report.pipeline_run import durations_data, stages_data
 from meshplan.report.plan_key import plan_key
 from meshplan.report.plan_names import plan_names
@@ -52,7 +52,7 @@ def report_data(
     ``told`` is called with the name of each part that takes a moment.
     """
     cost_model = cost_model or cost_model_named(ranking.cost_model, stack=ranking.stack)
-    word = model_word(ranking.model, ranking.model.source or "config.json")
+    word = source_word(ranking.model)
     asked = (ranking.model, ranking.cluster, ranking.workload, ranking.space, ranking.cost_model)
     stack, more = stack or ranking.stack, (*_answer_flags(ranking, cost_model), *flags)
     kept = min(len(ranking), MOST_POINTS)
@@ -60,7 +60,7 @@ def report_data(
         "schema_version": SCHEMA_VERSION,
         "kind": "report",
         "version": meshplan.__version__,
-        "ranking": named_ranking(ranking, top),
+        "ranking": named_ranking(ranking, top, stack=stack, pareto_only="--pareto" in flags),
         "shown": shown_plans(ranking, min(top, SHOWN), {chosen}),
         "points": {
             "step_s": ranking.costs.step_s[:kept].tolist(),
@@ -96,9 +96,11 @@ def _answer_flags(ranking: Ranking, cost_model: CostModel) -> tuple[str, ...]:
     return (*(() if ties else ("--no-ties",)), *(("--fidelity", "estimate") if closed else ()))
 
 
-def named_ranking(ranking: Ranking, top: int | None) -> dict[str, Any]:
-    """What ``plan --json`` prints, with the name and the key of every plan."""
-    data = ranking_data(ranking, top)
+def named_ranking(
+    ranking: Ranking, top: int | None, *, stack: str | None = None, pareto_only: bool = False
+) -> dict[str, Any]:
+    """What ``plan --json`` prints, with the name and the key of every plan; parameters as there."""
+    data = ranking_data(ranking, top, stack=stack, pareto_only=pareto_only)
     names = plan_names(ranking.costs.plans.take(slice(0, len(data["plans"]))), ranking.space.order)
     for i, (row, name) in enumerate(zip(data["plans"], names, strict=True)):
         row["name"], row["key"] = " ".join(name.split()), plan_key(ranking.costs.plans[i])

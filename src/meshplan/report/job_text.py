@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from meshplan.cluster.cluster import Cluster
+from meshplan.cluster.cluster import Cluster, reach
+from meshplan.cluster.gpu import Gpu
 from meshplan.cluster.presets import cluster_of, load_gpu
 from meshplan.cost.models import stack_of
 from meshplan.errors import InputError
@@ -22,12 +25,23 @@ from meshplan.units import format_bandwidth, format_bytes_as_sold, parse_bandwid
 
 CONFIG = "./config.json"
 JOB = "job.yaml"
+ON_HUB = " on the Hugging Face hub"
+"""What the source of a model from there ends in."""
+_PLAIN = re.compile(
+    r"(?!(?:null|true|false|yes|no|on|off|y|n)$)[A-Za-z][A-Za-z0-9._/-]*|\d[\d.e+-]* [A-Za-z][A-Za-z/]*"
+)
+"""Text that YAML reads as itself without quotes: names, quantities."""
 
 
 def model_word(model: Model, fallback: str = CONFIG) -> str:
     """What to type for a model: the preset's name if it is that preset, else ``fallback``."""
     name = preset_name(model.name)
     return name if name is not None and preset(name) == model else fallback
+
+
+def source_word(model: Model) -> str:
+    """What to type for a model where it was read: the preset's name, its file, or its name on the hub."""
+    return model_word(model, model.source.removesuffix(ON_HUB) or CONFIG)
 
 
 def job_text(
@@ -43,15 +57,39 @@ def job_text(
 ) -> str:
     """A job file (YAML) that asks the same; ``word`` is what it shall call the model (``model_word``),
     ``stack`` what it shall call the software that the cost model assumes, where not that of the framework."""
+    table = job_table(
+        model, cluster, workload, space, cost_model, word=word, stack=stack, objective=objective
+    )
+    usual = {"framework": "any", "objective": "step", "stack": stack_of(table["framework"]), "space": {}}
+    told = {key: value for key, value in table.items() if value is not None and value != usual.get(key)}
+    return "\n".join(_yaml_lines(told)) + "\n"
+
+
+def job_table(
+    model: Model,
+    cluster: Cluster,
+    workload: Workload,
+    space: Space | None = None,
+    cost_model: str | None = None,
+    *,
+    word: str = "",
+    stack: str | None = None,
+    objective: Objective = "step",
+) -> dict[str, Any]:
+    """The same as a table with every key that a job file has for it, which JSON can hold; parameters as of
+    ``job_text``."""
     space = space or Space()
-    lines = [f"model: {_yaml(word or model_word(model))}", "cluster:", *_cluster_lines(cluster)]
-    lines += ["workload:", f"  seq: {workload.seq}", f"  gbs: {workload.gbs}"]
-    lines += [f"  {name}: {value}" for name, value in _said(workload).items()]
-    chosen = _space(space, model)
-    if chosen:
-        lines += ["space:", *(f"  {name}: {_yaml(value)}" for name, value in chosen.items())]
-    lines += [f"{name}: {_yaml(word)}" for name, word in _names(space, cost_model, stack, objective).items()]
-    return "\n".join(lines) + "\n"
+    return {
+        "model": word or model_word(model),
+        "cluster": _cluster_table(cluster),
+        "workload": {"seq": workload.seq, "gbs": workload.gbs, **_said(workload)},
+        "space": _space(space, model),
+        "size": space.size,
+        "framework": space.framework,
+        "objective": objective,
+        "cost_model": cost_model,
+        "stack": stack,
+    }
 
 
 def plan_command(
@@ -111,7 +149,7 @@ def _said(workload: Workload) -> dict[str, Any]:
     return {"precision": workload.precision} | {name: v for name, v in more.items() if v is not None}
 
 
-def _cluster_words(cluster: Cluster) -> dict[str, str] | None:
+def _cluster_words(cluster: Cluster) -> dict[str, Any] | None:
     """What flags must say to get this cluster of a preset: nothing, a node size, a network rate; ``None``
     where they cannot."""
     try:
@@ -126,7 +164,7 @@ def _cluster_words(cluster: Cluster) -> dict[str, str] | None:
         return None
     if (same.gpu, same.tiers, same.memory_fraction) != (cluster.gpu, cluster.tiers, cluster.memory_fraction):
         return None
-    return {name: str(value) for name, value in told.items()}
+    return told
 
 
 def _cluster_flags(cluster: Cluster) -> list[str] | None:
@@ -135,56 +173,70 @@ def _cluster_flags(cluster: Cluster) -> list[str] | None:
         return None
     words = ["--gpu", cluster.gpu.name, "--gpus", str(cluster.gpus)]
     for name, value in told.items():
-        words += [f"--{name.replace('_', '-')}", value]
+        words += [f"--{name.replace('_', '-')}", str(value)]
     return words
 
 
-def _cluster_lines(cluster: Cluster) -> list[str]:
+def _cluster_table(cluster: Cluster) -> dict[str, Any]:
     told = _cluster_words(cluster)
     if told is not None:
-        return [
-            f"  gpu: {cluster.gpu.name}",
-            f"  gpus: {cluster.gpus}",
-            *(f"  {n}: {v}" for n, v in told.items()),
-        ]
-    lines = [*_gpu_lines(cluster), f"  gpus: {cluster.gpus}"]
+        return {"gpu": cluster.gpu.name, "gpus": cluster.gpus, **told}
+    found: dict[str, Any] = {"name": cluster.name} if cluster.name else {}
+    found |= {"gpu": _gpu(cluster.gpu), "gpus": cluster.gpus}
     if cluster.memory_fraction is not None:
-        lines.append(f"  memory_fraction: {cluster.memory_fraction!r}")
-    lines.append("  tiers:")
-    for tier in cluster.tiers:
-        lines += [f"  - name: {_yaml(tier.name)}", f"    span: {tier.span}"]
-        lines += [f"    bandwidth: {_rate(tier.bandwidth)}", f"    latency: {tier.latency_s!r} s"]
-    return lines
+        found["memory_fraction"] = cluster.memory_fraction
+    described = cluster.described
+    stands = bool(described) and reach(described, cluster.gpus) == cluster.tiers
+    found["tiers"] = [
+        {
+            "name": tier.name,
+            "span": tier.span,
+            "bandwidth": _rate(tier.bandwidth),
+            "latency": f"{tier.latency_s!r} s",
+        }
+        for tier in (described if stands else cluster.tiers)
+    ]
+    return found
 
 
-def _gpu_lines(cluster: Cluster) -> list[str]:
+def _gpu(gpu: Gpu) -> str | dict[str, Any]:
     """A preset by name, or what differs from it; a GPU that is no preset is written out whole."""
-    gpu = cluster.gpu
-    try:
-        base = load_gpu(gpu.name)
-    except InputError:
-        base = None
+    base = _preset(gpu.name) or _preset(gpu.like)
     if base == gpu:
-        return [f"  gpu: {_yaml(gpu.name)}"]
-    lines = ["  gpu:"]
-    if base is not None:
-        lines.append(f"    like: {_yaml(gpu.name)}")
-    lines += [f"    hbm: {_size(gpu.hbm_bytes)}", f"    usable_hbm: {_size(gpu.usable_hbm_bytes)}"]
-    for name in ("hbm_bandwidth", "scaleup_bandwidth", "nic_bandwidth", "host_bandwidth"):
-        if base is None or getattr(base, name) != getattr(gpu, name):
-            lines.append(f"    {name}: {_rate(getattr(gpu, name))}")
+        return gpu.name
+    found: dict[str, Any] = {}
+    if gpu.like.endswith(".toml"):
+        found["profile"] = str(Path(gpu.like).absolute())
+    elif base is not None:
+        found["like"] = base.name
+    if base is None or base.title != gpu.title:
+        found["title"] = gpu.title
+    found |= {"hbm": _size(gpu.hbm_bytes), "usable_hbm": _size(gpu.usable_hbm_bytes)}
+    for name in (
+        "hbm_bandwidth", "scaleup_bandwidth", "scaleup_peer_bandwidth", "nic_bandwidth", "host_bandwidth",
+    ):  # fmt: skip
+        value = getattr(gpu, name)
+        if value is not None and (base is None or getattr(base, name) != value):
+            found[name] = _rate(value)
     for name in ("scaleup_domain", "gpus_per_host", "sms"):
         if base is None or getattr(base, name) != getattr(gpu, name):
-            lines.append(f"    {name}: {getattr(gpu, name)}")
+            found[name] = getattr(gpu, name)
     if base is None or base.peak_flops != gpu.peak_flops:
-        lines += ["    peak_flops:", *(f"      {p}: {v!r} FLOP/s" for p, v in gpu.peak_flops.items())]
-    if base is None:
-        lines += [
-            f"    title: {_yaml(gpu.title)}",
-            f"    power: {gpu.watts!r} W",
-            f"    scaleup: {_yaml(gpu.scaleup)}",
-        ]
-    return lines
+        found["peak_flops"] = {name: f"{value!r} FLOP/s" for name, value in gpu.peak_flops.items()}
+    if base is None or base.watts != gpu.watts:
+        found["power"] = f"{gpu.watts!r} W"
+    if base is None or base.scaleup != gpu.scaleup:
+        found["scaleup"] = gpu.scaleup
+    return found
+
+
+def _preset(name: str) -> Gpu | None:
+    if not name or name.endswith(".toml"):
+        return None
+    try:
+        return load_gpu(name)
+    except InputError:
+        return None
 
 
 def _space(space: Space, model: Model) -> dict[str, Any]:
@@ -227,6 +279,24 @@ def _size(value: float) -> str:
     return short if parse_bytes(short) == value else f"{value!r} B"
 
 
-def _yaml(value: str | Iterable[Any]) -> str:
-    """A value in YAML's flow style, which JSON is."""
+def _yaml_lines(table: Mapping[str, Any], indent: str = "") -> Iterator[str]:
+    """A table in YAML, nested tables and lists of tables on lines of their own."""
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield f"{indent}{key}:"
+            yield from _yaml_lines(value, f"{indent}  ")
+        elif isinstance(value, list) and value and isinstance(value[0], Mapping):
+            yield f"{indent}{key}:"
+            for item in value:
+                first, *rest = _yaml_lines(item, f"{indent}  ")
+                yield f"{indent}- {first.strip()}"
+                yield from rest
+        else:
+            yield f"{indent}{key}: {_yaml(value)}"
+
+
+def _yaml(value: Any) -> str:
+    """A value in YAML's flow style, which JSON is; short words and quantities as they are."""
+    if isinstance(value, str) and _PLAIN.fullmatch(value):
+        return value
     return json.dumps(value, ensure_ascii=False)

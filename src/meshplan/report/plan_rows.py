@@ -12,6 +12,7 @@ from meshplan.model.model import Model
 from meshplan.plan.kinds import CpKind, Recompute, Schedule, Sharding
 from meshplan.plan.plans import Plans
 from meshplan.plan.workload import Workload
+from meshplan.report.job_text import job_table, source_word
 
 if TYPE_CHECKING:  # estimate shows one plan, and knows of no ranking
     from meshplan.search.ranking import Ranking
@@ -19,8 +20,14 @@ if TYPE_CHECKING:  # estimate shows one plan, and knows of no ranking
 SCHEMA_VERSION = 1
 
 
-def ranking_data(ranking: Ranking, top: int | None = None) -> dict[str, Any]:
+def ranking_data(
+    ranking: Ranking, top: int | None = None, *, stack: str | None = None, pareto_only: bool = False
+) -> dict[str, Any]:
     """The whole answer; ``plans`` holds the first ``top`` (default: all that were kept).
+
+    ``stack``: what was typed for the stack (default: its name); ``pareto_only``: whether only plans of the
+    front were kept. ``asked`` is the question as a job file: with ``tie_band``, ``fidelity`` and
+    ``pareto_only`` it gives the same answer again.
 
     Bytes, seconds and FLOP/s throughout. ``relative`` is a plan's step time over the fastest one's, ``tied``
     whether it is as good as that within ``tie_band``, ``complexity`` how many things must work beside data
@@ -37,6 +44,17 @@ def ranking_data(ranking: Ranking, top: int | None = None) -> dict[str, Any]:
         "workload": workload_data(ranking.workload),
         "cost_model": ranking.cost_model,
         "stack": ranking.stack,
+        "asked": job_table(
+            ranking.model,
+            ranking.cluster,
+            ranking.workload,
+            ranking.space,
+            ranking.cost_model,
+            word=source_word(ranking.model),
+            stack=stack or ranking.stack,
+            objective=ranking.objective,
+        ),
+        "pareto_only": pareto_only,
         "order": "-".join(ranking.space.order),
         "counts": {
             "candidates": ranking.counts.candidates,

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from math import isclose
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import meshplan
 from meshplan.cluster.cluster import Cluster, Tier
+from meshplan.cluster.files import cluster_of_table
 from meshplan.cluster.presets import load_gpu
 from meshplan.cost.costs import CostModel
 from meshplan.cost.models import cost_model_named
@@ -21,16 +25,16 @@ from meshplan.errors import InputError, MeshplanError, shown
 from meshplan.files import read_text
 from meshplan.model.counts import model_parameters
 from meshplan.model.load import load_model
+from meshplan.model.model import Model
 from meshplan.plan.plans import Plans
-from meshplan.plan.space import Space
 from meshplan.report.asked_sections import KEYS
 from meshplan.report.gather import SCHEMA_VERSION, TOP, report_data
 from meshplan.report.plan_key import plan_key
 from meshplan.report.plan_names import plan_names
 from meshplan.report.plan_rows import workload_of
-from meshplan.report.saved import is_ranking, order_of_data, plan_of_data
+from meshplan.report.saved import is_ranking, order_of_data, plan_of_data, space_of_data
 from meshplan.report.studies import Told
-from meshplan.search.fidelity import SURE
+from meshplan.search.fidelity import MOST_SURE, SURE
 from meshplan.search.ranking import Ranking
 from meshplan.search.search import search
 
@@ -81,38 +85,61 @@ def _of_ranking(saved: Mapping[str, Any], told: Told) -> dict[str, Any]:
     except MeshplanError as error:
         return _as_saved(saved, f"the question cannot be asked again ({error})")
     if not _same(saved, again):
-        why = "asked again, the question gives other numbers (another space, or another version of meshplan)"
+        why = "asked again, the question gives other numbers (another version of meshplan made the file)"
         return _as_saved(saved, why)
-    return report_data(again, cost_model=cost_model, top=max(len(saved["plans"]), 1), told=told)
+    flags = ("--pareto",) if saved.get("pareto_only") else ()
+    stack, top = saved.get("asked", {}).get("stack"), max(len(saved["plans"]), 1)
+    return report_data(again, cost_model=cost_model, top=top, stack=stack, flags=flags, told=told)
 
 
 def _asked_again(saved: Mapping[str, Any]) -> tuple[Ranking, CostModel]:
-    about = saved["model"]
-    try:
-        model = load_model(about["name"])
-    except MeshplanError:
+    """The ranking once more, and what priced it. Files of earlier versions do not say what was ``asked``:
+    their whole space is."""
+    asked = saved.get("asked") or {
+        "model": saved["model"]["name"],
+        "cluster": None,
+        "space": {"order": saved["order"]},
+        "size": saved.get("space", "plain"),
+        "framework": saved.get("framework", "any"),
+        "stack": saved.get("stack"),
+    }
+    model, plans = _model(asked["model"], saved["model"]), saved["plans"]
+    stack = asked["stack"]
+    cost_model = cost_model_named(saved["cost_model"], framework=asked["framework"], stack=stack)
+    again = search(
+        model, _cluster(asked["cluster"], saved["cluster"]), workload_of(saved["workload"]),
+        space=space_of_data(asked, model), cost_model=cost_model, advise=not plans,
+        fidelity=saved.get("fidelity", {}).get("kind", "estimate"),
+        sure=min(max(len(plans), SURE), MOST_SURE),
+        objective=saved.get("objective", "step"), band=float(saved.get("tie_band", 0.0)),
+    )  # fmt: skip
+    return again.take(np.flatnonzero(again.pareto)) if saved.get("pareto_only") else again, cost_model
+
+
+def _model(word: str, about: Mapping[str, Any]) -> Model:
+    """The model by what was typed, its name, or where it came from; one with as many parameters."""
+    for name in (word, about["name"]):
+        try:
+            model = load_model(name)
+            break
+        except MeshplanError:
+            continue
+    else:
         model = load_model(about["source"])
     if model_parameters(model).total != about["parameters"]:
         raise InputError(f"{about['name']} has other sizes here")
-    where, work = saved["cluster"], saved["workload"]
+    return model
+
+
+def _cluster(asked: Mapping[str, Any] | None, saved: Mapping[str, Any]) -> Cluster:
+    if asked is not None:
+        return replace(cluster_of_table(asked, where="saved answer: cluster"), name=saved["name"])
     tiers = tuple(
         Tier(name=t["name"], span=t["span"], bandwidth=t["bandwidth_bytes_per_s"], latency_s=t["latency_s"])
-        for t in where["tiers"]
+        for t in saved["tiers"]
     )
-    cluster = Cluster(
-        gpu=load_gpu(where["gpu"]), gpus=where["gpus"], tiers=tiers, name=where["name"], described=tiers
-    )
-    stack = saved.get("stack")
-    cost_model = cost_model_named(saved["cost_model"], framework=saved.get("framework", "any"), stack=stack)
-    workload = workload_of(work)
-    size, framework = saved.get("space", "plain"), saved.get("framework", "any")
-    space = Space.of(size, model, framework, order=order_of_data(saved["order"]))
-    again = search(
-        model, cluster, workload, space=space, cost_model=cost_model, advise=False,
-        fidelity=saved.get("fidelity", {}).get("kind", "estimate"), sure=max(len(saved["plans"]), SURE),
-        objective=saved.get("objective", "step"), band=float(saved.get("tie_band", 0.0)),
-    )  # fmt: skip
-    return again, cost_model
+    gpu = load_gpu(saved["gpu"])
+    return Cluster(gpu=gpu, gpus=saved["gpus"], tiers=tiers, name=saved["name"], described=tiers)
 
 
 def _same(saved: Mapping[str, Any], again: Ranking) -> bool:

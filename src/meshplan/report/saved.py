@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from meshplan.errors import InputError, shown
+from meshplan.model.model import Model
 from meshplan.plan.kinds import CpKind, Recompute, Schedule, Sharding
-from meshplan.plan.plans import DEFAULT_ORDER, Plan
+from meshplan.plan.plans import ALL_LAYERS, AUTO_LAYERS, DEFAULT_ORDER, Plan
+from meshplan.plan.space import Space
 
+_LAYERS = {"auto": AUTO_LAYERS, "full": ALL_LAYERS, "none": 0}
 _COUNTS = ("tp", "cp", "pp", "dp", "ep", "etp", "vp", "mbs", "replicas")
 
 
@@ -44,6 +47,41 @@ def order_of_data(text: str) -> tuple[str, ...]:
     if sorted(order) != sorted(DEFAULT_ORDER):
         raise InputError(f"the order {shown(text)} in the saved answer does not name each dimension once")
     return order
+
+
+def space_of_data(asked: Mapping[str, Any], model: Model) -> Space:
+    """The space of a question that ``job_text.job_table`` wrote. Raises ``InputError``."""
+    readers: dict[str, Callable[[Any], Any]] = {
+        "cp_kind": lambda value: _labelled(CpKind, value),
+        "schedule": lambda value: _labelled(Schedule, value),
+        "sharding": lambda value: _labelled(Sharding, value),
+        "layout": str,
+        "sp": lambda value: value == "on",
+        "recompute": _recompute,
+    }
+    given: dict[str, Any] = {}
+    try:
+        for name, values in asked["space"].items():
+            read = readers.get(name, int)
+            given[name] = order_of_data(values) if name == "order" else tuple(map(read, values))
+        return Space.of(asked["size"], model, asked["framework"], **given)
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(
+            f"the question in the saved answer cannot be read: {type(error).__name__} {error}"
+        ) from None
+
+
+def _recompute(word: str) -> tuple[int, Recompute]:
+    """What ``--recompute`` takes: ``auto``, ``full``, ``none``, layers, modules, joined by ``+``."""
+    layers, modules = 0, Recompute.NONE
+    for part in word.split("+"):
+        if part in _LAYERS:
+            layers = _LAYERS[part]
+        elif part.isdecimal():
+            layers = int(part)
+        else:
+            modules |= Recompute[part.upper().replace("-", "_")]
+    return layers, modules
 
 
 def is_ranking(data: Mapping[str, Any]) -> bool:

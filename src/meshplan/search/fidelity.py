@@ -27,6 +27,8 @@ Fidelity = Literal["estimate", "simulate"]
 
 SURE = 10
 """Plans at the head of a ranking that are to be certain, if not asked otherwise."""
+MOST_SURE = 100
+"""Plans that commands ask to be made certain at most, however many are shown."""
 AT_ONCE = 32
 """Plans simulated together before it is asked again how many more are needed."""
 MOST_CELLS = 400_000

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from meshplan.cli.plan import MOST_SURE
 from meshplan.cli.wishes import open_space, tie_share, wish_of
 from meshplan.cost.costs import CostModel
 from meshplan.plan.plans import Plans
@@ -17,6 +16,7 @@ from meshplan.plan.rules import Setting
 from meshplan.report.plan_names import plan_names
 from meshplan.report.studies import gpu_counts, scaling_of, sensitivities_of
 from meshplan.report.why_not_view import why_not_data
+from meshplan.search.fidelity import MOST_SURE
 from meshplan.search.planned import planned
 from meshplan.search.ranking import Ranking
 from meshplan.search.reasons_not import why_not
