@@ -153,7 +153,7 @@ def element_traffic(layer: Layer, hidden: int, keys: LayerKeys, stack: Stack) ->
         backward += wide * ((10 if mlp.gated else 6) + 4 * extra)
     elif isinstance(mlp, Moe):
         routed = mlp.topk * sigma * stack.moe_imbalance
-        wide = mlp.width * routed
+        wide = mlp.width * routed * (stack.grouped != "block")  # which has the activation inside
         reordered += reordering(stack) * hidden * routed
         forward += wide * (6 if mlp.gated else 4) + 16 * mlp.experts * sigma
         backward += wide * (10 if mlp.gated else 6) + 16 * mlp.experts * sigma

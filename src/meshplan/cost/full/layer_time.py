@@ -284,11 +284,27 @@ def _casts(gemms: list[Gemm], keys: LayerKeys, profile: Profile, stack: Stack) -
     zero = np.zeros(len(keys))
     if keys.precision not in ("fp8", "mxfp8", "nvfp4"):
         return zero, zero
-    rows = [(g, np.asarray(g.m * np.asarray(g.batch), dtype=np.float64)) for g in gemms if is_low(g, stack)]
-    inputs = sum((quantise_seconds(profile, m * g.k, dtype=keys.precision) for g, m in rows), zero)
-    outputs = sum((quantise_seconds(profile, m * g.n, dtype=keys.precision) for g, m in rows), zero)
-    share = stack.cast_share / stack.memory_rate
-    return inputs * share, outputs * share
+    forward, backward = zero, zero
+    for g in gemms:
+        if is_low(g, stack):
+            rows = np.asarray(g.m * np.asarray(g.batch), dtype=np.float64)
+            into, out = _cast_shares(g, stack)
+            forward = forward + into * quantise_seconds(profile, rows * g.k, dtype=keys.precision)
+            backward = backward + out * quantise_seconds(profile, rows * g.n, dtype=keys.precision)
+    return forward / stack.memory_rate, backward / stack.memory_rate
+
+
+def _cast_shares(gemm: Gemm, stack: Stack) -> tuple[float, float]:
+    """Shares of the casts of a product's input and of its output's gradient that have kernels of their own.
+
+    Norms and activations cast on the way. What goes to experts is cast after it was split among them; one
+    kernel for the whole block casts between its two products.
+    """
+    if not gemm.name.startswith("experts"):
+        return stack.cast_share, stack.cast_share
+    if stack.grouped != "block":
+        return 1.0, 1.0
+    return (1.0, 0.0) if gemm.name == "experts fc1" else (0.0, 1.0)
 
 
 def _host_seconds(layer: Layer, keys: LayerKeys, stack: Stack) -> Floats:

@@ -118,7 +118,8 @@ class Stack:
     """Bytes of the copy of a parameter that computing reads (1 where fp8 weights are primary)."""
     grouped: str = "streams"
     """How a rank's experts are multiplied: ``streams``, a product each on a few streams
-    (TransformerEngine's GroupedLinear), or ``fused``, one kernel for all."""
+    (TransformerEngine's GroupedLinear), ``fused``, one kernel for all, or ``block``, one that has the
+    activation and the casts between the two products inside (TransformerEngine's fused grouped MLP)."""
     fp8_dispatch: bool = False
     grad_bytes: float = 4.0
     """Bytes kept for the gradient of a parameter, where the compute precision is not fp16."""
