@@ -97,7 +97,7 @@ def test_pictures(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     [
         ("GPipe", "gpipe"), ("1F1B", "1f1b"), ("interleaved-1f1b", "interleaved"),
         ("Interleaved1F1B", "interleaved"), ("breadth-first", "looped-bfs"), ("LoopedBFS", "looped-bfs"),
-        ("zbh1", "zb-h1"), ("ZB_H2", "zb-h2"), ("zbv", "zb-v"), ("ZBVZeroBubble", "zb-v"),
+        ("zbh1", "zb-h1"), ("ZB_H2", "zb-h2"), ("ZB-2p", "zb-h2"), ("zbv", "zb-v"), ("ZBVZeroBubble", "zb-v"),
         ("vhalf", "v-half"), ("V-Min", "v-min"), ("dual-pipe", "dualpipe"), ("DualPipe", "dualpipe"),
         ("dualpipev", "dualpipe-v"), ("ScheduleDualPipeV", "dualpipe-v"),
     ],
