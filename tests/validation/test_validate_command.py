@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from meshplan.cli import main
-from meshplan.validation.cases import case_of
+from meshplan.validation.cases import SkippedError, case_of
 from meshplan.validation.figures import own_rows
 from meshplan.validation.metrics import Errors, kendall_tau
 from meshplan.validation.rows import parse_rows
@@ -57,6 +57,37 @@ def estimates(*rows):
 
 
 # ── rows whose words need reading ────────────────────────────────────────────────────────────────
+
+
+def read(**row):
+    (case,) = (case_of(row) for row in parse_rows(table(row), "t"))
+    return case
+
+
+@pytest.mark.parametrize(
+    ("notes", "windows"),
+    [
+        ("FP8 delayed per-tensor (hybrid)", (None, None, None, None)),
+        ("dispatcher=hybridep", (None, None, None, None)),
+        ("OLMo3-7B (3 of 4 layers sliding-window 4096)", (4096, 4096, 4096, None)),
+        ("SFT (packed SQuAD)", (256, 256, 256, 256)),
+    ],
+)
+def test_notes_say_what_queries_see(notes, windows):
+    assert tuple(layer.attention.window for layer in read(notes=notes).model.layers[:4]) == windows
+
+
+def test_notes_say_parallel_blocks_and_the_number_of_recomputed_layers():
+    assert all(layer.parallel for layer in read(notes="parallel transformer block, LAMB").model.layers)
+    assert read(recompute="full", notes="Megatron-FSDP; recompute_num_layers=5").plan.recompute_layers == 5
+
+
+@pytest.mark.parametrize(
+    "notes", ["hybrid Mamba2+attention", "hybrid GatedDeltaNet/attention 3:1", "dims not filled"]
+)
+def test_hybrid_architectures_are_left_out(notes):
+    with pytest.raises(SkippedError, match="architecture not described"):
+        read(notes=notes)
 
 
 @pytest.mark.parametrize(("gpus", "gbs", "measured_s"), [(256, 768, 40.0), (3072, 6144, 29.02)])

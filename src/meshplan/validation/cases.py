@@ -202,6 +202,8 @@ def _model(row: Row, source: Source) -> Model:
         if (len(preset.layers), preset.hidden) == (layers, hidden):
             stack = preset.layers  # windows, sinks and biases, for which there are no columns
     stack = _seen(row, stack)
+    if noted(row, "parallel transformer block"):
+        stack = tuple(replace(layer, parallel=True) for layer in stack)
     tied = bool(source.tied or noted(row, r"tied emb")) and not noted(row, r"untied")
     mtp = (stack[-1],) if noted(row, r"\bMTP1?\b") and not noted(row, r"no MTP") else ()
     return Model(
