@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from meshplan.cluster.presets import cluster_of
-from meshplan.cost.full.cut import BOTH_WAYS, FOLDED, LOOPED, best_cut, least_busiest
+from meshplan.cost.full.cut import best_cut, least_busiest
 from meshplan.cost.full.model import FullModel
+from meshplan.cost.full.stages import BOTH_WAYS, FOLDED, LOOPED
 from meshplan.model.load import load_model
 from meshplan.plan.kinds import Schedule
 from meshplan.plan.plans import AUTO_LAYOUT, Plan, Plans

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from meshplan.cluster.cluster import Cluster
 from meshplan.model.model import Model
-from meshplan.plan.plans import Plans
+from meshplan.plan.plans import Plans, chooser
 from meshplan.plan.workload import Workload
 
 Floats = npt.NDArray[np.float64]
@@ -45,15 +45,16 @@ class Costs:
 
     def take(self, index: Any) -> Costs:
         """The rows ``index`` selects, in that order."""
+        pick = chooser(index)
         return Costs(
             plans=self.plans.take(index),
-            step_s=self.step_s[index],
-            memory_bytes=self.memory_bytes[index],
+            step_s=pick(self.step_s),
+            memory_bytes=pick(self.memory_bytes),
             memory_limit_bytes=self.memory_limit_bytes,
-            mfu=self.mfu[index],
-            time={k: v[index] for k, v in self.time.items()},
-            memory={k: v[index] for k, v in self.memory.items()},
-            hidden={k: v[index] for k, v in self.hidden.items()},
+            mfu=pick(self.mfu),
+            time={k: pick(v) for k, v in self.time.items()},
+            memory={k: pick(v) for k, v in self.memory.items()},
+            hidden={k: pick(v) for k, v in self.hidden.items()},
             assumptions=self.assumptions,
         )
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from operator import itemgetter, methodcaller
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,17 @@ _INT_COLUMNS = (
     "tp", "sp", "cp", "cp_kind", "pp", "vp", "schedule", "dp", "sharding", "replicas", "ep", "etp", "mbs",
     "recompute_layers", "recompute_modules",
 )  # fmt: skip
+
+
+def chooser(index: Any) -> Callable[[npt.NDArray[Any]], Any]:
+    """What takes the entries that integers, a mask or a slice select out of column after column: integers by
+    ``take``, which is the faster, and masks counted out once."""
+    if isinstance(index, np.ndarray):
+        if index.dtype == np.bool_:
+            index = np.flatnonzero(index)
+        if index.dtype == np.int64:
+            return methodcaller("take", index)
+    return itemgetter(index)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,9 +158,8 @@ class Plans:
 
     def take(self, index: Any) -> Plans:
         """The rows ``index`` selects (integers, a mask or a slice), in that order."""
-        picked = {
-            f.name: getattr(self, f.name)[index] for f in fields(self) if f.name not in ("layouts", "order")
-        }
+        pick = chooser(index)
+        picked = {name: pick(getattr(self, name)) for name in (*_INT_COLUMNS, "layout")}
         return Plans(**picked, layouts=self.layouts, order=self.order)
 
     def replace(self, **columns: Ints) -> Plans:

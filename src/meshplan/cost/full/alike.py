@@ -34,7 +34,7 @@ def likeness(c: Context, priced: Priced) -> Likeness:
     """What the plans of a table share."""
     p, split = c.plans, c.splits.of_plan
     worked = alike(priced.of_plan, split)
-    held = [worked.of, p.schedule, p.dp]
+    held = [worked.of, p.schedule, *c.scale]
     if c.gbs is not None:
         held.append(c.gbs)
     if c.stack.family == "torch":
@@ -43,5 +43,5 @@ def likeness(c: Context, priced: Priced) -> Likeness:
     return Likeness(
         worked=worked,
         held=alike(*held),
-        sharded=alike(split, p.tp, p.cp, p.dp, p.ep, p.etp, p.sharding, p.replicas, p.schedule),
+        sharded=alike(split, c.mesh, *c.scale, p.sharding, p.replicas, p.schedule),
     )

@@ -11,6 +11,7 @@ from meshplan.cluster.cluster import Cluster
 from meshplan.cluster.profile import Profile
 from meshplan.cost.costs import Bools, Floats
 from meshplan.cost.full.comm import Links
+from meshplan.cost.full.distinct import distinct
 from meshplan.cost.full.narrow import rows, total, zeros
 from meshplan.cost.full.stack import Stack
 from meshplan.cost.full.stages import Splits, splits_of
@@ -19,7 +20,7 @@ from meshplan.model.counts import LayerParameters, layer_parameters, padded_voca
 from meshplan.model.layers import Layer
 from meshplan.model.model import Model
 from meshplan.plan.kinds import Schedule, Sharding
-from meshplan.plan.plans import Ints, Plans
+from meshplan.plan.plans import Ints, Plans, chooser
 from meshplan.plan.workload import Workload
 from meshplan.schedule.closed_form import SEARCHED
 
@@ -39,12 +40,13 @@ class Context:
 
     def take(self, index: Ints | slice) -> Context:
         """The same question about the plans ``index`` selects."""
-        gbs = None if self.gbs is None else self.gbs[index]
+        pick = chooser(index)
+        gbs = None if self.gbs is None else pick(self.gbs)
         some = replace(self, plans=self.plans.take(index), gbs=gbs)
         # What does not depend on the plans, or only row by row, is not worked out again.
         shared = {name: getattr(self, name) for name in ("kinds", "parameters", "links")}
-        shared["splits"] = replace(self.splits, of_plan=self.splits.of_plan[index])
-        shared |= {name: getattr(self, name)[index] for name in ("gathers", "micro_batches")}
+        shared["splits"] = replace(self.splits, of_plan=pick(self.splits.of_plan))
+        shared |= {name: pick(getattr(self, name)) for name in ("gathers", "micro_batches")}
         some.__dict__.update(shared)
         return some
 
@@ -79,6 +81,18 @@ class Context:
     def parameters(self) -> tuple[LayerParameters, ...]:
         """Parameters of each kind."""
         return tuple(layer_parameters(layer, self.model.hidden) for layer in self.kinds)
+
+    @cached_property
+    def mesh(self) -> Ints:
+        """A number for each plan, equal where ``tp``, ``cp``, ``ep`` and ``etp`` are."""
+        p = self.plans
+        return distinct((p.tp, p.cp, p.ep, p.etp))[1]
+
+    @cached_property
+    def scale(self) -> tuple[Ints, ...]:
+        """``dp``, or nothing where all plans have as many GPUs, so that it follows from mesh and ``pp``."""
+        gpus = self.plans.gpus
+        return () if gpus.min() == gpus.max() else (self.plans.dp,)
 
     @cached_property
     def spans(self) -> dict[str, Ints]:
@@ -150,8 +164,9 @@ class Context:
             return np.asarray(np.ceil(self.model.vocab / tp) * tp)
         if how == "cut":
             return np.asarray(np.floor(self.model.vocab / tp) * tp)
-        sizes, index = np.unique(tp, return_inverse=True)
-        return np.array([padded_vocab(self.model.vocab, int(t)) for t in sizes], dtype=np.float64)[index]
+        least, most = int(tp.min()), int(tp.max())
+        padded = [padded_vocab(self.model.vocab, t) for t in range(least, most + 1)]
+        return np.array(padded, dtype=np.float64).take(tp - least)
 
     @cached_property
     def copies(self) -> Ints:

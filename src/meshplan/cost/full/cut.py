@@ -18,8 +18,7 @@ from meshplan.cost.costs import Floats
 from meshplan.cost.full.context import Context
 from meshplan.cost.full.distinct import distinct
 from meshplan.cost.full.layers import Priced
-from meshplan.cost.full.stages import V_SHAPED, even_layout
-from meshplan.plan.kinds import Schedule
+from meshplan.cost.full.stages import BOTH_WAYS, LOOPED, PLACEMENT, even_layout
 from meshplan.plan.plans import AUTO_LAYOUT, Ints, Plans
 from meshplan.schedule.layout import Fill, MemoryLimit, best_split, rank_of_stage
 from meshplan.schedule.layout_rounds import best_rounds, pace
@@ -29,8 +28,6 @@ GRAIN = 16
 WORTH = 0.02
 """An uneven cut of layers that divide must spare the busiest rank this share of its work: even stages
 are simpler to launch, and their pipeline has no uneven chunks to wait for."""
-LOOPED, FOLDED, BOTH_WAYS = range(3)
-"""How stages lie on ranks: round after round, back and forth, or from both ends at once (DualPipe)."""
 
 Layout = tuple[int, ...]
 
@@ -44,7 +41,7 @@ def choose_layouts(c: Context, priced: Priced, grain: int = GRAIN) -> Plans:
         return p
     grains, of_key = np.unique(_grains(c, priced, grain), axis=0, return_inverse=True)
     key = np.ravel(of_key)[priced.of_plan[rows]]
-    shape = shapes(p.schedule[rows])
+    shape = PLACEMENT.take(p.schedule[rows])
     columns = (key, p.pp[rows], p.vp[rows], shape)
     first, of = distinct(columns)
     known = {layout: i for i, layout in enumerate(p.layouts)}
@@ -60,12 +57,6 @@ def choose_layouts(c: Context, priced: Priced, grain: int = GRAIN) -> Plans:
     layout = p.layout.copy()
     layout[rows] = chosen[of]
     return replace(p, layout=layout, layouts=tuple(known))
-
-
-def shapes(schedule: Ints) -> Ints:
-    """How each schedule lays stages on ranks."""
-    folded = np.isin(schedule, [int(s) for s in V_SHAPED])
-    return np.where(schedule == Schedule.DUALPIPE, BOTH_WAYS, np.where(folded, FOLDED, LOOPED))
 
 
 @lru_cache(maxsize=65536)

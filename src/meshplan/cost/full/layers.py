@@ -22,7 +22,7 @@ from meshplan.cost.full.context import Context
 from meshplan.cost.full.distinct import distinct
 from meshplan.cost.full.keys import LayerKeys
 from meshplan.cost.full.layer_time import LayerTime, attention_core, layer_time
-from meshplan.cost.full.topology import Group, group
+from meshplan.cost.full.topology import Group, group, inner_alone, spans
 from meshplan.cost.full.vocabulary import end_transfers
 from meshplan.model.layers import Attention, LatentAttention
 from meshplan.plan.plans import Ints
@@ -64,22 +64,12 @@ class Priced:
 def price_layers(c: Context) -> Priced:
     """All layer kinds for every distinct key."""
     p = c.plans
-    columns = (
-        p.tp,
-        p.sp,
-        p.cp,
-        p.cp_kind,
-        p.ep,
-        p.etp,
-        p.mbs,
-        p.recompute_modules,
-        c.spans["tp"],
-        c.spans["etp"],
-        c.spans["cp"],
-        c.spans["ep"],
-    )
+    columns = [c.mesh, p.sp, p.cp_kind, p.mbs, p.recompute_modules]
+    if not inner_alone(p.order):
+        columns += [c.spans[name] for name in ("tp", "etp", "cp", "ep")]
     index, of_plan = distinct(columns)
     k = p.take(index)
+    span = spans(k)
     keys = LayerKeys(
         tp=k.tp,
         sp=(k.sp > 0) & (k.tp > 1),
@@ -95,15 +85,13 @@ def price_layers(c: Context) -> Priced:
         clamped=c.model.activation == "swigluoai",
     )
     groups = {
-        "tp": group(k.tp, c.spans["tp"][index], c.domain),
-        "cp": group(k.cp, c.spans["cp"][index], c.domain),
-        "ep": group(k.ep, c.spans["ep"][index], c.domain),
-        "etp": group(k.etp, c.spans["etp"][index], c.domain),
+        "tp": group(k.tp, span["tp"], c.domain),
+        "cp": group(k.cp, span["cp"], c.domain),
+        "ep": group(k.ep, span["ep"], c.domain),
+        "etp": group(k.etp, span["etp"], c.domain),
     }
     times, activations = [], []
-    stream = stream_seconds(
-        c.model.hidden, keys, c.links, groups["tp"], c.spans["tp"][index], c.stack.tp_wait_s
-    )
+    stream = stream_seconds(c.model.hidden, keys, c.links, groups["tp"], span["tp"], c.stack.tp_wait_s)
     cores: dict[Attention | LatentAttention | None, tuple[tuple[Floats, ...], tuple[Floats, ...]]] = {}
     for layer in c.kinds:
         tp_f, tp_b, tp_h = tensor_parallel(layer, stream.block, keys, groups["tp"], c.stack)

@@ -13,9 +13,8 @@ import numpy as np
 
 from meshplan.cost.costs import Floats
 from meshplan.cost.full.context import Context
-from meshplan.cost.full.cut import BOTH_WAYS, FOLDED, shapes
 from meshplan.cost.full.distinct import distinct
-from meshplan.cost.full.stages import Splits, even_layout
+from meshplan.cost.full.stages import BOTH_WAYS, FOLDED, PLACEMENT, Splits, even_layout
 from meshplan.plan.plans import Ints
 from meshplan.schedule.layout import rank_of_stage
 
@@ -52,7 +51,7 @@ class Cuts:
 def cut_up(c: Context) -> Cuts:
     """The stages and ranks of every plan."""
     p = c.plans
-    shape = shapes(p.schedule)
+    shape = PLACEMENT.take(p.schedule)
     first, of_plan = distinct((p.pp, p.vp, shape, p.layout + 2))
     extra = tuple(c.kinds.index(layer) for layer in c.model.mtp)
     rows, kinds = [], c.model.kind_ids

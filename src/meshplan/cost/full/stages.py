@@ -22,6 +22,12 @@ from meshplan.plan.plans import Ints, Plans
 from meshplan.schedule.layout import rank_of_stage
 
 V_SHAPED = (Schedule.ZB_V, Schedule.V_HALF, Schedule.V_MIN, Schedule.DUALPIPE_V)
+LOOPED, FOLDED, BOTH_WAYS = range(3)
+"""How stages lie on ranks: round after round, back and forth, or from both ends at once (DualPipe)."""
+PLACEMENT = np.array(
+    [BOTH_WAYS if s == Schedule.DUALPIPE else FOLDED if s in V_SHAPED else LOOPED for s in Schedule]
+)
+"""That of each schedule's code."""
 
 
 def even_layout(layers: int, stages: int) -> tuple[int, ...]:
@@ -130,9 +136,7 @@ def splits_of(plans: Plans, model: Model, layer_kinds: tuple[Layer, ...]) -> Spl
     """The distinct splits of ``plans``; multi-token-prediction layers sit with the head."""
     kinds, kind_count = model.kind_ids, len(layer_kinds)
     extra = tuple(layer_kinds.index(layer) for layer in model.mtp)
-    placement = np.isin(plans.schedule, [int(s) for s in V_SHAPED]) + 2 * (
-        plans.schedule == Schedule.DUALPIPE
-    )
+    placement = PLACEMENT.take(plans.schedule)
     index, of_plan = distinct((plans.pp, plans.vp, placement, plans.layout))
     rows = [
         rank_types(
@@ -147,13 +151,13 @@ def splits_of(plans: Plans, model: Model, layer_kinds: tuple[Layer, ...]) -> Spl
         for i in index.tolist()
     ]
     types = max(len(r) for r in rows)
-    shape = (len(rows), types)
-    layers = np.zeros((*shape, kind_count))
-    first, last = np.zeros(shape), np.zeros(shape)
-    ranks, earliest = np.zeros(shape), np.zeros(shape)
-    for i, row in enumerate(rows):
-        for j, kind in enumerate(row):
-            layers[i, j] = kind.layers
-            first[i, j], last[i, j] = kind.first, kind.last
-            ranks[i, j], earliest[i, j] = kind.ranks, kind.earliest
+    empty = (0.0,) * (kind_count + 4)
+    table = np.array(
+        [
+            [(*t.layers, t.first, t.last, t.ranks, t.earliest) for t in row] + [empty] * (types - len(row))
+            for row in rows
+        ]
+    )
+    first, last, ranks, earliest = (table[:, :, kind_count + i].copy() for i in range(4))
+    layers = table[:, :, :kind_count].copy()
     return Splits(of_plan=of_plan, layers=layers, first=first, last=last, ranks=ranks, earliest=earliest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -50,6 +51,11 @@ def spans(plans: Plans) -> dict[str, Ints]:
         out["edp"] = plans.etp * plans.ep
         out["etp"] = np.ones(len(plans), dtype=np.int64)
     return out
+
+
+def inner_alone(order: Sequence[str]) -> bool:
+    """Whether the distances of all dimensions but ``dp`` and ``pp`` follow from those dimensions."""
+    return set(order[-2:]) == {"dp", "pp"}
 
 
 def _inside(plans: Plans, dims: list[str]) -> dict[str, Ints]:
