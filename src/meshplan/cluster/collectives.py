@@ -18,7 +18,7 @@ NCCL 2.27 to 2.29; NCCL of 2021 on A100 fits them too (about 190 GB/s at 100 MB,
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -31,6 +31,7 @@ from meshplan.errors import InputError, UnknownNameError
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "p2p")
 
@@ -99,33 +100,96 @@ def collective_seconds(
     A group of one rank, or of no bytes, takes 0 s. Rises with bytes. Raises ``UnknownNameError`` for
     another ``op`` and ``InputError`` for bandwidths that are not positive.
     """
-    if op not in COLLECTIVES:
-        raise UnknownNameError("collective", op, COLLECTIVES, f"known are {', '.join(COLLECTIVES)}")
-    size = np.maximum(np.asarray(size_bytes, dtype=np.float64), 0.0)
-    n = np.maximum(np.asarray(ranks, dtype=np.float64), 1.0)
-    r = np.minimum(np.maximum(np.asarray(ranks_per_node, dtype=np.float64), 1.0), n)
-    link = profile.gpu.scaleup_bandwidth if scaleup_bandwidth is None else scaleup_bandwidth
-    link = np.asarray(link, dtype=np.float64)
-    nic = np.asarray(network_bandwidth, dtype=np.float64) / np.asarray(nic_share, dtype=np.float64)
-    if not (np.all(link > 0) and np.all(nic > 0)):
-        raise InputError("bandwidths of a collective must be above 0")
-    hop = np.asarray(network_latency_s, dtype=np.float64) / NETWORK_LATENCY_S
-    if not (n > 1).any():
-        return np.zeros(np.broadcast_shapes(size.shape, n.shape, r.shape, link.shape, nic.shape, hop.shape))
-    one_domain, moves = r >= n, (n > 1) & (size > 0)
-    if one_domain.all():
-        found = _inside(profile, op, size, n, link)
-    elif not one_domain.any():
-        found = _outside(profile, op, size, n, r, link, nic, hop, pat)
-    else:
-        columns = np.broadcast_arrays(size, n, r, link, nic, hop)
-        home = np.broadcast_to(one_domain, columns[0].shape)
-        found = np.empty(home.shape)
-        size_in, n_in, _, link_in, *_ = (column[home] for column in columns)
-        found[home] = _inside(profile, op, size_in, n_in, link_in)
-        size, n, r, link, nic, hop = (column[~home] for column in columns)
-        found[~home] = _outside(profile, op, size, n, r, link, nic, hop, pat)
-    return np.asarray(np.where(moves, found, 0.0))
+    size, n, r, nic, hop = np.broadcast_arrays(
+        np.asarray(size_bytes, dtype=np.float64),
+        ranks,
+        ranks_per_node,
+        np.asarray(network_bandwidth) / np.asarray(nic_share),
+        network_latency_s,
+    )
+    groups = Groups(
+        profile,
+        ranks=n,
+        ranks_per_node=r,
+        network_bandwidth=nic,
+        network_latency_s=hop,
+        scaleup_bandwidth=scaleup_bandwidth,
+        pat=pat,
+    )
+    return groups.seconds(op, size)
+
+
+class Groups:
+    """Groups of GPUs that time their collectives: what depends on the groups alone is worked out once.
+
+    Arguments are those of ``collective_seconds``, without a share of the NICs.
+    """
+
+    def __init__(
+        self,
+        profile: Profile,
+        *,
+        ranks: npt.ArrayLike,
+        ranks_per_node: npt.ArrayLike,
+        network_bandwidth: npt.ArrayLike = math.inf,
+        network_latency_s: npt.ArrayLike = NETWORK_LATENCY_S,
+        scaleup_bandwidth: npt.ArrayLike | None = None,
+        pat: bool = True,
+    ) -> None:
+        n = np.maximum(np.asarray(ranks, dtype=np.float64), 1.0)
+        r = np.minimum(np.maximum(np.asarray(ranks_per_node, dtype=np.float64), 1.0), n)
+        link = profile.gpu.scaleup_bandwidth if scaleup_bandwidth is None else scaleup_bandwidth
+        link, nic = np.asarray(link, dtype=np.float64), np.asarray(network_bandwidth, dtype=np.float64)
+        if not (np.all(link > 0) and np.all(nic > 0)):
+            raise InputError("bandwidths of a collective must be above 0")
+        hop = np.asarray(network_latency_s, dtype=np.float64) / NETWORK_LATENCY_S
+        columns = [n, r, link, nic, hop]
+        self.shape = n.shape
+        if any(x.ndim and x.shape != n.shape for x in columns):
+            self.shape = np.broadcast_shapes(*(x.shape for x in columns))
+            columns = [np.broadcast_to(x, self.shape) if x.ndim else x for x in columns]
+            n, r, link, nic, hop = columns
+        self.several = n > 1
+        """Groups of more than one rank."""
+        self.alone, self.all_several = not self.several.any(), bool(self.several.all())
+        home = r >= n
+        self.home, self.away = np.flatnonzero(home), np.flatnonzero(~home)
+        """Groups inside one domain, and those over several."""
+        self.mixed = bool(len(self.home) and len(self.away))
+        self.inside = self.outside = None
+        if len(self.home) and not self.alone:
+            n, r, link, nic, hop = _picked(self.home, columns) if self.mixed else columns
+            self.inside = _Inside(profile, n, link)
+        if len(self.away):
+            n, r, link, nic, hop = _picked(self.away, columns) if self.mixed else columns
+            self.outside = _Outside(profile, n, r, link, nic, hop, pat)
+
+    def seconds(self, op: str, size_bytes: npt.ArrayLike) -> Floats:
+        """Seconds of one ``op`` in each of the groups. Bytes are one number each; there may be several sizes
+        of each, along further dimensions in front."""
+        if op not in COLLECTIVES:
+            raise UnknownNameError("collective", op, COLLECTIVES, f"known are {', '.join(COLLECTIVES)}")
+        size = np.asarray(size_bytes, dtype=np.float64)
+        if self.alone:
+            return np.zeros(size.shape)
+        nothing = not self.all_several or size.min() <= 0
+        if nothing:
+            size = np.maximum(size, 0.0)
+        if self.inside and self.outside:
+            table = size.reshape(*size.shape[: size.ndim - len(self.shape)], -1)
+            found = np.empty(table.shape)
+            found[..., self.home] = self.inside.seconds(op, table.take(self.home, axis=-1))
+            found[..., self.away] = self.outside.seconds(op, table.take(self.away, axis=-1))
+            found = found.reshape(size.shape)
+        else:
+            side = self.inside or self.outside
+            assert side is not None  # groups are on one side or the other
+            found = side.seconds(op, size)
+        return np.where(self.several & (size > 0), found, 0.0) if nothing else found
+
+
+def _picked(index: Ints, columns: list[Floats]) -> list[Floats]:
+    return [x.take(index) if x.ndim else x for x in columns]
 
 
 # ── inside one domain ────────────────────────────────────────────────────────────────────────────
@@ -137,7 +201,7 @@ def _measured(profile: Profile, op: str) -> tuple[CollectiveCurve, str]:
     return profile.collectives[name], name
 
 
-def _inside(profile: Profile, op: str, size: Floats, n: Floats, link: Floats) -> Floats:
+class _Inside:
     """Measured time at the same size, log-log between sizes and between group sizes.
 
     Groups larger than measured: the time that as many bytes on the wire took in the largest group
@@ -145,21 +209,38 @@ def _inside(profile: Profile, op: str, size: Floats, n: Floats, link: Floats) ->
     (NVL72: ring all-reduce reaches 680 GB/s among 72 GPUs and 673–682 among 8 of a B200 node, stas00
     ml-engineering.) Slower links stretch all but the shortest time in proportion.
     """
-    curve, name = _measured(profile, op)
-    if curve.in_switch and not profile.network.nvls:
-        halves = (_inside(profile, half, size, n, link) for half in ("reduce_scatter", "all_gather"))
-        return np.asarray(sum(halves))
-    largest = float(curve.ranks[-1])
-    group = np.full_like(n, 2.0) if op == "p2p" else np.maximum(n, 2.0)
-    known = np.minimum(group, largest)
-    size = size * bus_factor(op, group) / bus_factor(name, known)
-    slower = curve.link_bandwidth / _reach(profile, link, group)
-    time = _looked_up(_grid(curve.ranks, curve.sizes, curve.seconds), np.log2(known), size, slower)
-    if not (group > known).any():
-        return time
-    if name == "all_to_all":
-        time = time * (1 - _WIDE_LOSS) ** -np.log2(group / known)
-    return np.asarray(time + curve.hop_s * (group - known))
+
+    def __init__(self, profile: Profile, n: Floats, link: Floats) -> None:
+        self.profile, self.link, self.n = profile, link, np.maximum(n, 2.0)
+        self.most = float(self.n.max())
+        self.reach = _reach(profile, link, self.n)
+        self.rows: dict[tuple[int, ...], _Rows] = {}
+
+    def seconds(self, op: str, size: Floats) -> Floats:
+        """Of one ``op``; bytes broadcast with the groups."""
+        profile, n, reach = self.profile, self.n, self.reach
+        curve, name = _measured(profile, op)
+        if curve.in_switch and not profile.network.nvls:
+            return self.seconds("reduce_scatter", size) + self.seconds("all_gather", size)
+        grid = _grid(curve.ranks, curve.sizes, curve.seconds)
+        largest = float(curve.ranks[-1])
+        if op == "p2p":
+            pair = np.asarray(2.0)
+            size = size * bus_factor(op, pair) / bus_factor(name, pair)
+            return _looked_up(
+                grid, _rows(grid, pair), size, curve.link_bandwidth / _reach(profile, self.link, pair)
+            )
+        known = np.minimum(n, largest)
+        if op != name or self.most > largest:
+            size = size * bus_factor(op, n) / bus_factor(name, known)
+        if curve.ranks not in self.rows:
+            self.rows[curve.ranks] = _rows(grid, known)
+        time = _looked_up(grid, self.rows[curve.ranks], size, curve.link_bandwidth / reach)
+        if self.most <= largest:
+            return time
+        if name == "all_to_all":
+            time = time * (1 - _WIDE_LOSS) ** -np.log2(n / known)
+        return np.asarray(time + curve.hop_s * (n - known))
 
 
 def _reach(profile: Profile, link: Floats, n: Floats) -> Floats:
@@ -202,9 +283,30 @@ def _grid(ranks: tuple[int, ...], sizes: tuple[float, ...], seconds: tuple[tuple
     )
 
 
-def _looked_up(grid: _Grid, ranks: Floats, size: Floats, slower: Floats) -> Floats:
-    """Time of a size among 2 to the ``ranks``: log-log between the sizes and geometric between the group
-    sizes measured. Links that are slower stretch all but the shortest time."""
+class _Rows(NamedTuple):
+    """Where groups stand in a measured table: at a row, or a share of the way to the next one."""
+
+    at: Ints
+    share: Floats | None
+
+
+def _rows(grid: _Grid, ranks: Floats) -> _Rows:
+    """Where groups of ``ranks`` stand, none larger than the largest measured."""
+    logs = np.log2(ranks)
+    if len(grid.ranks) == 1:
+        return _Rows(np.zeros(logs.shape, dtype=np.int64), None)
+    row = np.searchsorted(grid.ranks, logs, side="right") - 1
+    row = np.minimum(np.maximum(row, 0), len(grid.ranks) - 2)
+    share = (logs - grid.ranks.take(row)) / (grid.ranks.take(row + 1) - grid.ranks.take(row))
+    whole = share.astype(np.int64)
+    if (whole == share).all():  # all of them group sizes that were measured
+        return _Rows(row + whole, None)
+    return _Rows(row, share)
+
+
+def _looked_up(grid: _Grid, rows: _Rows, size: Floats, slower: Floats) -> Floats:
+    """Time of a size: log-log between the sizes and geometric between the group sizes measured. Links that
+    are slower stretch all but the shortest time."""
     steps = len(grid.sizes) - 1
     x = np.log(np.minimum(np.maximum(size, grid.smallest_bytes), grid.largest_bytes))
     column = np.minimum(np.maximum(np.searchsorted(grid.sizes, x, side="right") - 1, 0), steps - 1)
@@ -217,15 +319,9 @@ def _looked_up(grid: _Grid, ranks: Floats, size: Floats, slower: Floats) -> Floa
         )
         return np.asarray(shortest + (time - shortest) * slower)
 
-    if len(grid.ranks) == 1:
-        return of_row(np.zeros(ranks.shape, dtype=np.int64))
-    row = np.searchsorted(grid.ranks, ranks, side="right") - 1
-    row = np.minimum(np.maximum(row, 0), len(grid.ranks) - 2)
-    share = (ranks - grid.ranks.take(row)) / (grid.ranks.take(row + 1) - grid.ranks.take(row))
-    whole = share.astype(np.int64)
-    if (whole == share).all():  # all of them group sizes that were measured
-        return of_row(row + whole)
-    return np.asarray(of_row(row) ** (1 - share) * of_row(row + 1) ** share)
+    if rows.share is None:
+        return of_row(rows.at)
+    return np.asarray(of_row(rows.at) ** (1 - rows.share) * of_row(rows.at + 1) ** rows.share)
 
 
 def scaleup_bus(profile: Profile, op: str, ranks: npt.ArrayLike, link: npt.ArrayLike | None = None) -> Floats:
@@ -265,77 +361,83 @@ def _as_measured(
 # ── across nodes ─────────────────────────────────────────────────────────────────────────────────
 
 
-def _outside(
-    profile: Profile,
-    op: str,
-    size: Floats,
-    n: Floats,
-    r: Floats,
-    link: Floats,
-    nic: Floats,
-    hop: Floats,
-    pat: bool,
-) -> Floats:
+class _Outside:
     """Of groups over several domains: as measured, or by the predictor."""
-    nodes = np.maximum(np.ceil(n / r), 2.0)
-    wide = _across(profile, op, size, n, r, nodes, link, nic, hop, pat)
-    return _as_measured(profile, op, size, n, r, nic, wide)
 
+    def __init__(
+        self, profile: Profile, n: Floats, r: Floats, link: Floats, nic: Floats, hop: Floats, pat: bool
+    ) -> None:
+        self.profile, self.n, self.r, self.link, self.nic, self.hop = profile, n, r, link, nic, hop
+        self.pat, self.nodes = pat, np.maximum(np.ceil(n / r), 2.0)
 
-def _across(
-    profile: Profile,
-    op: str,
-    size: Floats,
-    n: Floats,
-    r: Floats,
-    nodes: Floats,
-    link: Floats,
-    nic: Floats,
-    hop: Floats,
-    pat: bool,
-) -> Floats:
-    net = profile.network
-    if op == "p2p":  # one message through one NIC
-        return np.asarray(
-            _PROTOCOLS[2].ring_base + _PROTOCOLS[0].ring_net_hop * hop + size / (nic * net.efficiency)
-        )
-    if op == "all_to_all":
-        return _all_to_all(profile, size, n, r, link, nic * net.all_to_all_efficiency, hop)
-    local = np.where(r > 1, scaleup_bus(profile, "all_gather", r, link), np.inf)
-    wires = r * nic * net.efficiency
-    bandwidth = np.minimum(local, wires)
-    choices = _rings(op, size, n, nodes, bandwidth, hop)
-    if op == "all_reduce":
-        choices += _trees(size, r, nodes, local, wires, hop)
-        if net.nvls:
-            choices.append(_switch_tree(profile, size, r, nodes, link, wires, hop))
-    elif op in ("all_gather", "reduce_scatter") and pat:
-        step = _PAT_HOP * hop
-        log = _PROTOCOLS[2].ring_base + np.ceil(np.log2(n)) * step
-        one = log + bus_factor(op, n) * size / (bandwidth * _PAT_BANDWIDTH)
-        choices.append(np.where(r == 1, one, np.inf))
-    best = choices[0]
-    for other in choices[1:]:
-        best = np.minimum(best, other)
-    return np.asarray(best)
+    def seconds(self, op: str, size: Floats) -> Floats:
+        """Of one ``op``; bytes broadcast with the groups."""
+        return _as_measured(self.profile, op, size, self.n, self.r, self.nic, self._predicted(op, size))
 
+    @cached_property
+    def wires(self) -> Floats:
+        """Bytes/s through the NICs of a group's ranks on one node."""
+        return np.asarray(self.r * self.nic * self.profile.network.efficiency)
 
-def _rings(op: str, size: Floats, n: Floats, nodes: Floats, bandwidth: Floats, hop: Floats) -> list[Floats]:
-    """Ring: base + (steps − network steps)·hop + network steps·network hop + bytes / bandwidth.
+    @cached_property
+    def local(self) -> Floats:
+        """Bytes/s of its ring inside a node."""
+        return np.where(self.r > 1, scaleup_bus(self.profile, "all_gather", self.r, self.link), np.inf)
 
-    Steps are n − 1 (twice for all-reduce), of which nodes − 1 (twice) cross the network. The ring enters
-    and leaves a node once for each NIC, so its bandwidth is the least of NVLink's and r NICs'.
-    """
-    rounds = 2.0 if op == "all_reduce" else 1.0
-    steps, crossing = rounds * (n - 1), rounds * (nodes - 1)
-    wire = bus_factor(op, n) * size
-    return [
-        p.ring_base
-        + (steps - crossing) * p.ring_hop
-        + crossing * p.ring_net_hop * hop
-        + wire / (bandwidth * p.bandwidth)
-        for p in _PROTOCOLS
-    ]
+    @cached_property
+    def bandwidth(self) -> Floats:
+        """Bytes/s of its ring."""
+        return np.minimum(self.local, self.wires)
+
+    @cached_property
+    def one_a_node(self) -> Bools:
+        """Groups with one rank on each node."""
+        return np.asarray(self.r == 1)
+
+    @cached_property
+    def hops(self) -> list[Floats]:
+        """Seconds that one round of a ring spends on latency, for each protocol: n - 1 steps, of which
+        nodes - 1 cross the network."""
+        crossing = self.nodes - 1
+        inside = self.n - self.nodes
+        return [inside * p.ring_hop + crossing * (p.ring_net_hop * self.hop) for p in _PROTOCOLS]
+
+    def _predicted(self, op: str, size: Floats) -> Floats:
+        net, nic, hop = self.profile.network, self.nic, self.hop
+        if op == "p2p":  # one message through one NIC
+            start = _PROTOCOLS[2].ring_base + _PROTOCOLS[0].ring_net_hop * hop
+            return np.asarray(start + size / (nic * net.efficiency))
+        if op == "all_to_all":
+            inner = _Inside(self.profile, self.r, self.link)
+            return _all_to_all(inner, size, self.n, self.r, nic * net.all_to_all_efficiency, hop)
+        wire = size * bus_factor(op, self.n) / self.bandwidth
+        best = self._ring(2.0 if op == "all_reduce" else 1.0, wire)
+        others = []
+        if op == "all_reduce":
+            others = _trees(size, self.r, self.nodes, self.local, self.wires, hop)
+            if net.nvls:
+                others.append(
+                    _switch_tree(self.profile, size, self.r, self.nodes, self.link, self.wires, hop)
+                )
+        elif op in ("all_gather", "reduce_scatter") and self.pat and self.one_a_node.any():
+            log = _PROTOCOLS[2].ring_base + np.ceil(np.log2(self.n)) * (_PAT_HOP * hop)
+            others.append(np.where(self.one_a_node, log + wire / _PAT_BANDWIDTH, np.inf))
+        for other in others:
+            best = np.minimum(best, other)
+        return best
+
+    def _ring(self, rounds: float, wire: Floats) -> Floats:
+        """Ring: base + (steps − network steps)·hop + network steps·network hop + bytes / bandwidth.
+
+        Steps are n − 1 (twice for all-reduce), of which nodes − 1 (twice) cross the network. The ring enters
+        and leaves a node once for each NIC, so its bandwidth is the least of NVLink's and r NICs'. ``wire``:
+        seconds of the bytes at all of that bandwidth.
+        """
+        times = [
+            (p.ring_base + rounds * latency) + wire / p.bandwidth
+            for p, latency in zip(_PROTOCOLS, self.hops, strict=True)
+        ]
+        return np.minimum(np.minimum(*times[:2]), times[2])
 
 
 def _trees(size: Floats, r: Floats, nodes: Floats, local: Floats, wires: Floats, hop: Floats) -> list[Floats]:
@@ -364,9 +466,7 @@ def _switch_tree(
     return np.asarray(np.where(r > 4, latency + size * slowest, np.inf))
 
 
-def _all_to_all(
-    profile: Profile, size: Floats, n: Floats, r: Floats, link: Floats, nic: Floats, hop: Floats
-) -> Floats:
+def _all_to_all(inner: _Inside, size: Floats, n: Floats, r: Floats, nic: Floats, hop: Floats) -> Floats:
     """What leaves the node through the GPU's own NIC, then what stays inside, one after the other.
 
     Both in a row, at 91 % of the NIC, give 5.7, 8.1 and 9.2 ms for 470 MB a rank over 16, 32 and 64
@@ -375,5 +475,5 @@ def _all_to_all(
     """
     outside = size * (n - r) / n
     latency = _PROTOCOLS[2].ring_net_hop * hop + (n - r) * _MESSAGE_S
-    within = np.where(r > 1, _inside(profile, "all_to_all", size * r / n, r, link), 0.0)
+    within = np.where(r > 1, inner.seconds("all_to_all", size * r / n), 0.0)
     return np.asarray(latency + outside / nic + within)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from meshplan.cluster.cluster import Cluster
-from meshplan.cluster.collectives import collective_seconds
+from meshplan.cluster.collectives import Groups
 from meshplan.cluster.profile import Profile
 from meshplan.cost.costs import Bools, Floats
 from meshplan.cost.full.keys import LayerKeys
@@ -52,24 +52,45 @@ class Links:
     scaleup_rate: float
     all_to_all_rate: float
 
-    def seconds(self, op: str, size_bytes: Floats, group: Group, span: Ints) -> Floats:
-        """One collective over ``group``, whose neighbours stand ``span`` ranks apart."""
+    def among(self, group: Group, span: Ints) -> Among:
+        """What times the collectives of ``group``, whose neighbours stand ``span`` ranks apart."""
         tiers = self.cluster.tiers
         network = tiers[1] if len(tiers) > 1 else tiers[0]
-        across = self.all_to_all_rate if op == "all_to_all" else self.network_rate
-        return np.asarray(
-            collective_seconds(
+        return Among(
+            links=self,
+            wide=group.size > group.per_node,
+            groups=Groups(
                 self.profile,
-                op,
-                size_bytes,
                 ranks=group.size,
                 ranks_per_node=group.per_node,
                 scaleup_bandwidth=tiers[0].bandwidth,
                 network_bandwidth=link_bandwidth(self.cluster, group.size * span),
                 network_latency_s=network.latency_s,
-            )
-            / np.where(group.size > group.per_node, across, self.scaleup_rate)
+            ),
         )
+
+    def seconds(self, op: str, size_bytes: Floats, group: Group, span: Ints) -> Floats:
+        """One collective over ``group``, whose neighbours stand ``span`` ranks apart."""
+        return self.among(group, span).seconds(op, size_bytes)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Among:
+    """Groups of ranks whose collectives are to be timed."""
+
+    links: Links
+    wide: Bools
+    """Groups over several domains."""
+    groups: Groups
+
+    def seconds(self, op: str, size_bytes: Floats) -> Floats:
+        """One collective; bytes may have dimensions before those of the groups."""
+        links = self.links
+        across = links.all_to_all_rate if op == "all_to_all" else links.network_rate
+        seconds = self.groups.seconds(op, size_bytes)
+        if across == links.scaleup_rate:
+            return seconds / across
+        return np.asarray(seconds / np.where(self.wide, across, links.scaleup_rate))
 
 
 class Stream(NamedTuple):
@@ -93,10 +114,10 @@ def stream_seconds(
     """TP's transfers of the stream, each with ``wait_s`` of waiting for the last rank; neighbours stand
     ``span`` ranks apart."""
     size, split = keys.element_bytes * hidden * keys.tokens, keys.tp > 1
-    zero = np.zeros(len(keys))
+    zero, among = np.zeros(len(keys)), links.among(group, span)
 
     def where(rows: Bools, op: str) -> Floats:
-        return np.where(rows, links.seconds(op, size, group, span) + wait_s, 0.0) if rows.any() else zero
+        return np.where(rows, among.seconds(op, size) + wait_s, 0.0) if rows.any() else zero
 
     sp, whole = split & keys.sp, split & ~keys.sp
     return Stream(
@@ -205,9 +226,10 @@ def expert_parallel(
         across = nodes_reached(moe, np.maximum(ep.nodes.astype(np.float64), 1.0))
         copies = np.minimum(np.where(ep.nodes > 1, across, inside), moe.topk)
     payload = held * copies * hidden
-    back = one = links.seconds("all_to_all", payload * keys.element_bytes, ep, keys.etp)
+    among = links.among(ep, keys.etp)
+    back = one = among.seconds("all_to_all", payload * keys.element_bytes)
     if low:
-        one = links.seconds("all_to_all", payload, ep, keys.etp)
+        one = among.seconds("all_to_all", payload)
     ep_time, etp_time = np.where(keys.ep > 1, one + back, 0.0), zero
     if (keys.etp > 1).any():
         routed = held * moe.topk * hidden * keys.element_bytes * keys.etp

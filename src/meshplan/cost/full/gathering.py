@@ -31,17 +31,19 @@ def units_of(c: Context) -> Units:
     whole = c.plans
     first, of = alike(whole.tp, whole.cp, whole.dp, whole.pp, whole.ep, whole.etp, whole.replicas)
     some = c.take(first)
+    shards = c.links.among(some.shard_group, some.spans["dp"])
+    experts = c.links.among(some.expert_group, some.spans["edp"])
 
     def transfer(op: str, element_bytes: float) -> tuple[Floats, Floats]:
         """All units, and of them the head's."""
-        p, links = some.plans, some.links
+        p = some.plans
         dense = [q.dense / p.tp * element_bytes for q in c.parameters]
         vocabulary = some.vocabulary_parameters * element_bytes
         sizes = np.stack([*dense, vocabulary])
-        *per_kind, head = links.seconds(op, sizes, some.shard_group, some.spans["dp"])
+        *per_kind, head = shards.seconds(op, sizes)
         if any(q.experts for q in c.parameters):
-            experts = np.stack([q.experts / (p.ep * p.etp) * element_bytes for q in c.parameters])
-            more = links.seconds(op, experts, some.expert_group, some.spans["edp"])
+            sizes = np.stack([q.experts / (p.ep * p.etp) * element_bytes for q in c.parameters])
+            more = experts.seconds(op, sizes)
             per_kind = [one + other for one, other in zip(per_kind, more, strict=True)]
         on = c.gathers[:, None]
         last = head[of][:, None] * c.last * (0.0 if c.model.tied_embeddings else 1.0)

@@ -112,7 +112,7 @@ def price_layers(c: Context) -> Priced:
         )
         times.append(layer_time(layer, c.model.hidden, keys, c.profile, c.stack, comm, (core_f, core_b)))
         activations.append(layer_activations(layer, c.model.hidden, c.stack, keys))
-    ends = _ends(c, keys, stream, groups["tp"], c.spans["tp"][index])
+    ends = _ends(c, keys, stream, groups["tp"], span["tp"])
     return Priced(keys=keys, of_plan=of_plan, times=tuple(times), activations=tuple(activations), ends=ends)
 
 

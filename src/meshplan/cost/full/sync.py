@@ -81,8 +81,10 @@ def gradient_transfers(
         held, span = np.stack([held, shards.experts]), np.stack([span, shards.expert_span])
         group = group.beside(shards.expert_group)
 
+    among = links.among(group, span)
+
     def both(op: str, per_parameter: float) -> Floats:
-        seconds = links.seconds(op, held * per_parameter, group, span)
+        seconds = among.seconds(op, held * per_parameter)
         return seconds if seconds.ndim == 1 else np.asarray(seconds[0] + seconds[1])
 
     whole = np.zeros(len(sharding))
