@@ -147,8 +147,11 @@ def bubbles(
     whole = _Case(p.astype(np.float64), v.astype(np.float64), m, f_max, b_max, w_max, fr, br, wr, p2p)
     counts = np.bincount(schedule)
     for one in np.flatnonzero(counts).tolist():
-        rows: Any = slice(None) if counts[one] == len(p) else np.flatnonzero(schedule == one)
-        case = _Case(*(column[rows] for column in whole))
+        rows: Any = slice(None)
+        case = whole
+        if counts[one] < len(p):
+            rows = np.flatnonzero(schedule == one)
+            case = _Case(*(column.take(rows) for column in whole))
         if one in (CODES["v-half"], CODES["v-min"]):
             bubble[rows] = own = _BUBBLES[one](case._replace(h=0.0 * case.h))
             added[rows] = _BUBBLES[one](case) - own
@@ -351,13 +354,15 @@ def in_flight(schedule: Any, p: Any, v: Any, m: Any, rank: Any, group: Any = Non
     """
     code, p, v, m, i = (np.asarray(x, dtype=np.float64) for x in (schedule, p, v, m, rank))
     n = np.asarray(0.0 if group is None else group, dtype=np.float64)
-    alive: Floats = np.full(np.broadcast_shapes(*(x.shape for x in (code, p, v, m, i, n))), np.nan)
+    alive: Floats | float = np.nan
     for one, held in enumerate(_IN_FLIGHT):
         if (rows := code == one).any():
             if group is None and one in _GROUPED:
                 n = _default_group(*np.broadcast_arrays(p, m))
-            alive = np.where(rows, held(p, v, m, i, n), alive)
-    least: Floats = np.minimum(alive, m)
+            here = held(p, v, m, i, n)
+            alive = here if rows.all() else np.where(rows, here, alive)
+    shape = np.broadcast_shapes(*(x.shape for x in (code, p, v, m, i, n)))
+    least: Floats = np.broadcast_to(np.minimum(alive, m), shape)
     return least
 
 

@@ -22,7 +22,8 @@ class Units(NamedTuple):
     backward: Floats
     """Gathering again, and scattering gradients."""
     scatter_unit: Floats
-    both: Floats
+    of_all: Floats
+    """All of it on all ranks together, for each kind of plan."""
 
 
 def units_of(c: Context) -> Units:
@@ -59,15 +60,15 @@ def units_of(c: Context) -> Units:
         gather_unit=gather / layers,
         backward=again + scatter,
         scatter_unit=scatter / layers,
-        both=gather + again + scatter,
+        of_all=np.einsum("pt,pt->p", gather + again + scatter, c.ranks),
     )
 
 
 def gathering(
     c: Context, units: Units, at: Ints, forward: Floats, backward: Floats
-) -> tuple[Floats, Floats, Floats]:
-    """FSDP's exposed seconds in forward and backward of one micro-batch, and the hidden ones; ``at`` says
-    which of ``units`` a plan's are.
+) -> tuple[Floats, Floats]:
+    """FSDP's exposed seconds in forward and backward of one micro-batch; ``at`` says which of ``units`` a
+    plan's are.
 
     Each unit's transfer runs beside the computing of its neighbour, so what exceeds computing is exposed; the
     first unit's gathering and the last one's scattering always are.
@@ -75,4 +76,4 @@ def gathering(
     ahead = c.stack.fsdp_overlap
     first = np.maximum(rows(units.gather, at) - ahead * forward, rows(units.gather_unit, at))
     last = np.maximum(rows(units.backward, at) - ahead * backward, rows(units.scatter_unit, at))
-    return first, last, rows(units.both, at) - first - last
+    return first, last

@@ -87,9 +87,9 @@ class Peak(NamedTuple):
         share = recomputed_share(recompute_layers, of_held(held.layers))
         kept, inputs = of_held(held.kept), of_held(held.inputs)
         parts["activations"] = kept + (inputs - kept) * share + of_held(held.ends)
-        parts["loss and workspace"] = np.where(
-            share > 0, of_held(held.moment_recomputed), of_held(held.moment)
-        )
+        again = np.ceil(share)  # 1 where any layer is recomputed
+        moment = of_held(held.moment)
+        parts["loss and workspace"] = moment + (of_held(held.moment_recomputed) - moment) * again
         parts["gradient buffers"] = parts["gradient buffers"] + of_held(held.dummies)
         loose = parts["activations"] + parts["loss and workspace"] + parts["gathered weights"]
         parts["fragmentation"] = self.fragmentation * loose

@@ -78,7 +78,15 @@ def pipeline_parts(c: Context, priced: Priced, known: Paces, recomputed: Floats)
     hop = known.hop.take(known.of_hop)
     stages = (forward_max, busy_max - forward_max - weight_max, weight_max)
     bubble, waiting = bubbles(c.orders, p.pp, p.vp, m, *stages, forward, busy - forward - weight, weight, hop)
-    time = {name: of_step * value.take(at) for name, value in parts.items()}
+
+    def each(values: dict[str, Floats]) -> dict[str, Floats]:
+        """A step's seconds; of what no key has, nothing is gathered."""
+        return {
+            name: of_step * value.take(at) if value.any() else np.zeros(len(p))
+            for name, value in values.items()
+        }
+
+    time = each(parts)
     time |= {
         "recompute": of_step * total(work.recompute),
         "host": of_step * total(work.host),
@@ -91,8 +99,10 @@ def pipeline_parts(c: Context, priced: Priced, known: Paces, recomputed: Floats)
     if c.stack.p2p_blocking or not c.stack.p2p_overlap:
         held = (p.pp > 1) & ((p.vp > 1) | c.stack.p2p_blocking)
         time["pp"] = waiting + held * (2.0 * p.vp * hop * m)
-    hidden = {name: of_step * value.take(at) for name, value in hidden.items()}
-    hidden["dp"] = of_step * total(work.gather_hidden)
+    hidden = each(hidden)
+    hidden["dp"] = np.zeros(len(p))
+    if known.units is not None:
+        hidden["dp"] = of_step * known.units.of_all.take(known.of_units) - time["dp"]
     return Pipeline(time=time, hidden=hidden, forward=forward_max, backward=busy_max - forward_max)
 
 
@@ -145,6 +155,8 @@ def reduction_window(sharding: Ints, pp: Ints, window: Floats, forward: Floats, 
     """Seconds of computing that one reduction of gradients hides under: a step's only one under ``window``
     last backwards; one a micro-batch (ZeRO-2) under that micro-batch's own backward and, in a pipeline, the
     forward of another that comes next: the time until the next reduction is all there is."""
+    if not (sharding == Sharding.ZERO2).any():
+        return window * backward
     each = BESIDE * (backward + (pp > 1) * forward)
     return np.where(sharding == Sharding.ZERO2, each, window * backward)
 

@@ -32,8 +32,7 @@ class Work(NamedTuple):
     host: Floats | None
     """How long the GPU waits for the host; ``None``: not at all."""
     gather: Floats | None
-    """Exposed transfers of FSDP, and the hidden ones; ``None``: there are none."""
-    gather_hidden: Floats | None
+    """Exposed transfers of FSDP; ``None``: there are none."""
 
 
 class _GpuTime(NamedTuple):
@@ -46,7 +45,8 @@ class _GpuTime(NamedTuple):
     """What only weight gradients need."""
     weight_of_all: Floats
     """The same of all ranks together, for each kind of plan."""
-    selective: Floats
+    selective: Floats | None
+    """``None``: no plan recomputes modules."""
     whole: Floats
     """What recomputing all layers whole adds to that."""
     host: Floats
@@ -82,7 +82,7 @@ def _gpu_time(c: Context, priced: Priced) -> _GpuTime:
         both=forward + backward,
         weight=weight,
         weight_of_all=np.einsum("pt,pt->p", weight, c.ranks),
-        selective=selective,
+        selective=selective if selective.any() else None,
         whole=c.per_rank([t.whole[at] for t in priced.times]) - selective,
         host=host,
         host_ends=host_ends,
@@ -148,7 +148,9 @@ def rank_work(c: Context, known: Paces, recomputed: Floats) -> Work:
     the pace, of both directions together where the host runs ahead, otherwise of each.
     """
     gpu, at = known.gpu, known.of_gpu
-    recompute = rows(gpu.selective, at) + rows(gpu.whole, at) * recomputed
+    recompute = rows(gpu.whole, at) * recomputed
+    if gpu.selective is not None:
+        recompute += rows(gpu.selective, at)
     forward, both = rows(gpu.forward, at), rows(gpu.both, at) + recompute
     host = None
     if c.stack.one_by_one:
@@ -169,14 +171,12 @@ def rank_work(c: Context, known: Paces, recomputed: Floats) -> Work:
         zero_bubble = np.isin(c.plans.schedule, SPLIT_BACKWARD)[:, None]
         apart = zero_bubble * ((c.stack.split_backward - 1.0) * (both - forward))
         host, both = apart if host is None else host + apart, both + apart
-    gather = hidden = None
+    gather = None
     if known.units is not None and c.gathers.any():
-        first, last, hidden = gathering(c, known.units, known.of_units, forward, both - forward)
+        first, last = gathering(c, known.units, known.of_units, forward, both - forward)
         gather = first + last
         forward, both = forward + first, both + gather
-    return Work(
-        busy=both, forward=forward, recompute=recompute, host=host, gather=gather, gather_hidden=hidden
-    )
+    return Work(busy=both, forward=forward, recompute=recompute, host=host, gather=gather)
 
 
 def hop_seconds(c: Context, priced: Priced) -> Floats:
