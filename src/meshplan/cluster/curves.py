@@ -23,6 +23,7 @@ _TILES = ((128.0, 256.0, "large"), (256.0, 128.0, "large"), (128.0, 128.0, "medi
 _SPLITS = (1.0, 4.0)
 _ROWS = 128.0
 """Query rows that one block of a fused attention kernel handles."""
+_ROW_BYTES = 16
 _UNALIGNED = ((8.0, 1.7), (4.0, 1.8), (2.0, 3.0))
 """How many times as long a product takes whose rows start at multiples of so many bytes only, not of 16. From
 vTrain's profiles of a head of 50,257 columns on A100, whole and cut in 2, 4 and 8 (arXiv 2312.12391): an odd
@@ -148,6 +149,8 @@ def unaligned(*lengths: npt.ArrayLike, element_bytes: float = 2.0) -> Floats:
     slower = np.ones(np.broadcast_shapes(*(np.shape(n) for n in lengths)))
     for length in lengths:
         row = np.ceil(np.asarray(length, dtype=np.float64)) * element_bytes
+        if not (row % _ROW_BYTES).any():
+            continue
         for start, times in reversed(_UNALIGNED):
             slower = np.where(row % (2 * start) != 0, np.maximum(slower, times), slower)
     return np.asarray(slower)

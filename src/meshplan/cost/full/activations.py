@@ -36,6 +36,8 @@ class LayerActivations(NamedTuple):
 
 def recomputes(keys: LayerKeys, module: Recompute) -> Floats:
     """1 where the key recomputes ``module``."""
+    if keys.keeps_all:
+        return keys.none
     return np.asarray((keys.modules & int(module)) != 0, dtype=np.float64)
 
 

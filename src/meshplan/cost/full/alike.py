@@ -7,33 +7,44 @@ from typing import NamedTuple
 import numpy as np
 
 from meshplan.cost.full.context import Context
-from meshplan.cost.full.distinct import Alike, alike
+from meshplan.cost.full.distinct import distinct
 from meshplan.cost.full.layers import Priced
+from meshplan.plan.plans import Ints
+
+
+class Kinds(NamedTuple):
+    """The kinds of plans from one side: the question about the first plan of each kind, that plan's row in
+    the whole table, and the kind of every plan."""
+
+    question: Context
+    first: Ints
+    of: Ints
 
 
 class Likeness(NamedTuple):
     """The kinds of plans in a table, from three sides."""
 
-    worked: Alike
+    worked: Kinds
     """Ranks do the same work: layers of the same price, split in the same way."""
-    held: Alike
+    held: Kinds
     """Of those, ranks hold the same activations: the same schedule and micro-batches."""
-    sharded: Alike
+    sharded: Kinds
     """Ranks hold the same parameters, and share them with the same ranks."""
 
     def take(self, rows: slice) -> Likeness:
-        """The same kinds for some rows; ``first`` still counts in the whole table."""
-        return Likeness(
-            worked=self.worked._replace(of=self.worked.of[rows]),
-            held=self.held._replace(of=self.held.of[rows]),
-            sharded=self.sharded._replace(of=self.sharded.of[rows]),
-        )
+        """The same kinds for some rows."""
+        return Likeness(*(kinds._replace(of=kinds.of[rows]) for kinds in self))
 
 
 def likeness(c: Context, priced: Priced) -> Likeness:
     """What the plans of a table share."""
     p, split = c.plans, c.splits.of_plan
-    worked = alike(priced.of_plan, split)
+
+    def kinds(*columns: Ints) -> Kinds:
+        first, of = distinct(columns)
+        return Kinds(c.take(first), first, of)
+
+    worked = kinds(priced.of_plan, split)
     held = [worked.of, p.schedule, *c.scale]
     if c.gbs is not None:
         held.append(c.gbs)
@@ -42,6 +53,6 @@ def likeness(c: Context, priced: Priced) -> Likeness:
         held.append(c.gathers.astype(np.int64))
     return Likeness(
         worked=worked,
-        held=alike(*held),
-        sharded=alike(split, c.mesh, *c.scale, p.sharding, p.replicas, p.schedule),
+        held=kinds(*held),
+        sharded=kinds(split, c.mesh, *c.scale, p.sharding, p.replicas, p.schedule),
     )

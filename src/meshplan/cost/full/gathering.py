@@ -33,7 +33,9 @@ def units_of(c: Context) -> Units:
     first, of = alike(whole.tp, whole.cp, whole.dp, whole.pp, whole.ep, whole.etp, whole.replicas)
     some = c.take(first)
     shards = c.links.among(some.shard_group, some.spans["dp"])
-    experts = c.links.among(some.expert_group, some.spans["edp"])
+    experts = None
+    if any(q.experts for q in c.parameters):
+        experts = c.links.among(some.expert_group, some.spans["edp"])
 
     def transfer(op: str, element_bytes: float) -> tuple[Floats, Floats]:
         """All units, and of them the head's."""
@@ -42,7 +44,7 @@ def units_of(c: Context) -> Units:
         vocabulary = some.vocabulary_parameters * element_bytes
         sizes = np.stack([*dense, vocabulary])
         *per_kind, head = shards.seconds(op, sizes)
-        if any(q.experts for q in c.parameters):
+        if experts is not None:
             sizes = np.stack([q.experts / (p.ep * p.etp) * element_bytes for q in c.parameters])
             more = experts.seconds(op, sizes)
             per_kind = [one + other for one, other in zip(per_kind, more, strict=True)]
@@ -64,9 +66,7 @@ def units_of(c: Context) -> Units:
     )
 
 
-def gathering(
-    c: Context, units: Units, at: Ints, forward: Floats, backward: Floats
-) -> tuple[Floats, Floats]:
+def gathering(c: Context, units: Units, at: Ints, forward: Floats, backward: Floats) -> tuple[Floats, Floats]:
     """FSDP's exposed seconds in forward and backward of one micro-batch; ``at`` says which of ``units`` a
     plan's are.
 

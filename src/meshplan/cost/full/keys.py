@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from meshplan.cost.costs import Bools, Floats
 from meshplan.plan.plans import Ints
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class LayerKeys:
     """Columns of distinct combinations; scalars are shared by the whole table."""
 
@@ -43,12 +44,22 @@ class LayerKeys:
         """Bytes of an activation, and of a gathered weight: 4 where nothing is cast below fp32."""
         return 4.0 if self.precision == "fp32" else 2.0
 
-    @property
+    @cached_property
     def tokens(self) -> Floats:
         """Tokens of one micro-batch on one context-parallel rank."""
         return np.asarray(self.seq * self.mbs / self.cp, dtype=np.float64)
 
-    @property
+    @cached_property
     def stream_share(self) -> Floats:
         """Share of those tokens whose residual stream a rank holds: 1/tp with SP, else 1."""
         return np.where(self.sp, 1.0 / self.tp, 1.0)
+
+    @cached_property
+    def keeps_all(self) -> bool:
+        """Whether no key recomputes any module."""
+        return not self.modules.any()
+
+    @cached_property
+    def none(self) -> Floats:
+        """Zero for every key."""
+        return np.zeros(len(self))

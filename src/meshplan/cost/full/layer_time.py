@@ -179,6 +179,9 @@ def attention_core(layer: Layer, keys: LayerKeys, profile: Profile, stack: Stack
     ulysses = keys.cp_kind == CpKind.ULYSSES
     heads = np.where(ulysses, np.maximum(heads / keys.cp, 1.0), heads)
     seq_q = np.where(ulysses, keys.seq, keys.seq / keys.cp)
+    ring = keys.cp_kind == CpKind.RING
+    if att.window is None and ring.all():  # one chunk is no ring, and takes what the kernel takes
+        return _ring(att, keys, profile, stack, heads, kv_heads)
     times = attention_seconds(
         profile,
         batch=keys.mbs,
@@ -193,7 +196,7 @@ def attention_core(layer: Layer, keys: LayerKeys, profile: Profile, stack: Stack
         dropout=stack.dropout,
     )
     forward, backward = times.forward / stack.attention_rate, times.backward / stack.attention_rate
-    ring = (keys.cp_kind == CpKind.RING) & (keys.cp > 1)
+    ring &= keys.cp > 1
     if att.window is not None or not ring.any():
         return forward, backward
     hops_f, hops_b = _ring(att, keys, profile, stack, heads, kv_heads)
@@ -329,6 +332,8 @@ def _selective(
 ) -> Floats:
     """Seconds of computing again the modules a plan recomputes."""
     total = np.zeros(len(keys))
+    if keys.keeps_all:
+        return total
     profile, stack = products.profile, products.stack
 
     def chosen(module: Recompute) -> Floats:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from meshplan.cluster.curves import gemm_seconds, membound_seconds, unaligned
+from meshplan.cluster.profile import Profile
 from meshplan.cost.costs import Floats
 from meshplan.cost.full.activations import LayerActivations, layer_activations
 from meshplan.cost.full.comm import (
@@ -121,9 +122,7 @@ def _ends(c: Context, keys: LayerKeys, stream: Stream, tp: Group, span: Ints) ->
     h, t, tokens = c.model.hidden, keys.tp, keys.tokens
     width = c.padded_vocab(keys.tp) / t
     rate, memory = c.stack.matmul / unaligned(width, h), c.stack.memory_rate
-    forward = gemm_seconds(c.profile, tokens, width, h) / rate
-    backward = gemm_seconds(c.profile, tokens, h, width) / rate
-    weight = gemm_seconds(c.profile, width, h, tokens, out_bytes=8.0) / rate
+    forward, backward, weight = three_ways(c.profile, tokens, width, h) / rate
     loss = membound_seconds(c.profile, c.stack.loss_traffic * tokens * width, kernels=10) / memory
     copies = 1.0 + len(c.model.mtp)
     joined, joined_back, joined_weight = _joined(c, keys)
@@ -153,7 +152,14 @@ def _joined(c: Context, keys: LayerKeys) -> tuple[Floats, Floats, Floats]:
         return zero, zero, zero
     h, tokens, count = c.model.hidden, keys.tokens, len(c.model.mtp) / c.stack.matmul
     width = h / keys.tp if c.stack.family == "megatron" else zero + h
-    forward = gemm_seconds(c.profile, tokens, width, 2 * h)
-    backward = gemm_seconds(c.profile, tokens, 2 * h, width)
-    weight = gemm_seconds(c.profile, width, 2 * h, tokens, out_bytes=8.0)
-    return count * forward, count * backward, count * weight
+    forward, backward, weight = count * three_ways(c.profile, tokens, width, 2 * h)
+    return forward, backward, weight
+
+
+def three_ways(profile: Profile, rows: Floats, columns: Floats, depth: int) -> Floats:
+    """(3, keys): seconds of a product, of the gradient of its input and of that of its weights."""
+    m, n, k = rows, columns, np.full(len(rows), float(depth))
+    out_bytes = np.array([2.0, 2.0, 8.0])[:, None]
+    return gemm_seconds(
+        profile, np.stack([m, m, n]), np.stack([n, k, k]), np.stack([k, n, m]), out_bytes=out_bytes
+    )

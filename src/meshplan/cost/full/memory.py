@@ -320,9 +320,9 @@ class Holdings(NamedTuple):
 
 def holdings(c: Context, priced: Priced, kinds: Likeness) -> Holdings:
     """What every kind of plan holds."""
-    some, loose = kinds.held.first, c.stack.fragmentation
-    held = _held(c.take(some), priced.take(some))
-    states = _states(c.take(kinds.sharded.first))
+    loose = c.stack.fragmentation
+    held = _held(kinds.held.question, priced.take(kinds.held.first))
+    states = _states(kinds.sharded.question)
     nothing = np.where(held.ranks > 0, 0.0, NOBODY)
     saved = (1 + loose) * (held.kept - held.inputs)
     return Holdings(

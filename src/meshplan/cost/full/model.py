@@ -16,6 +16,7 @@ from meshplan.cost.full.cut import choose_layouts
 from meshplan.cost.full.floor import floors, pipeline_floors
 from meshplan.cost.full.layers import Priced, price_layers
 from meshplan.cost.full.memory import gather_buffers, holdings, memory_limit, peak_of
+from meshplan.cost.full.narrow import added
 from meshplan.cost.full.stack import Stack, load_stack
 from meshplan.cost.full.step import once, step_parts
 from meshplan.cost.full.work import paces
@@ -129,31 +130,35 @@ def _composed(c: Context, priced: Priced) -> Costs:
     """Steps and ranks' memory put together from layers, block by block of plans."""
     plans, workload, peaks = c.plans, c.workload, c.cluster.gpu.peak_flops
     kinds = likeness(c, priced)
-    held, pace, paid = holdings(c, priced, kinds), paces(c, priced, kinds), once(c, kinds)
+    held, pace, paid = holdings(c, priced, kinds), paces(c, priced, kinds), once(kinds)
     layers = np.empty(len(plans), dtype=np.int64)
     found: dict[str, dict[str, Floats]] = {}
     for rows in _blocks(len(plans)):
         some, prices, alike = c.take(rows), priced.take(rows), kinds.take(rows)
         memory = peak_of(some, alike, held)
         layers[rows] = memory.recompute_layers
-        time, hidden = step_parts(some, prices, alike, pace.take(rows), paid, memory.recomputed)
+        step = step_parts(some, prices, alike, pace.take(rows), paid, memory.recomputed)
         parts = memory.of_fullest()
-        whole = {"step": sum(time.values()), "memory": sum(parts.values())}
-        for name, columns in (("time", time), ("hidden", hidden), ("memory", parts), ("whole", whole)):
+        whole = {"step": step.whole, "memory": added(parts.values())}
+        here = {"time": step.time, "hidden": step.hidden, "memory": parts, "whole": whole}
+        if len(step.whole) == len(plans):  # one block is the table
+            found = here
+            continue
+        for name, columns in here.items():
             into = found.setdefault(name, {})
             for part, column in columns.items():
                 into.setdefault(part, np.empty(len(plans)))[rows] = column
-    step = found["whole"]["step"]
+    step_s = found["whole"]["step"]
     flops = (
         flop_per_token(c.model, workload.seq, "causal", mtp=bool(c.model.mtp)) * workload.seq * c.sequences
     )
     best = peaks.get(PEAK_OF[workload.precision]) or peaks.get("bf16") or max(peaks.values())
     return Costs(
         plans=plans.replace(recompute_layers=layers),
-        step_s=step,
+        step_s=step_s,
         memory_bytes=found["whole"]["memory"],
         memory_limit_bytes=memory_limit(c.cluster),
-        mfu=flops / (step * plans.gpus * best),
+        mfu=flops / (step_s * plans.gpus * best),
         time=found["time"],
         memory=found["memory"],
         hidden=found["hidden"],

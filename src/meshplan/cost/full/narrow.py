@@ -7,6 +7,8 @@ NumPy's arithmetic then keeps), and is reduced column by column.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from meshplan.cost.costs import Floats
@@ -37,6 +39,15 @@ def total(values: Floats) -> Floats:
     for column in range(1, values.shape[-1]):
         found += values[..., column]
     return np.asarray(found)
+
+
+def added(columns: Iterable[Floats]) -> Floats:
+    """The sum of at least one column, from the first on."""
+    first, *others = columns
+    found = first.copy()
+    for column in others:
+        found += column
+    return found
 
 
 def widest(values: Floats) -> Ints:

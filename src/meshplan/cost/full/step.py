@@ -11,7 +11,7 @@ from meshplan.cost.full.alike import Likeness
 from meshplan.cost.full.context import Context
 from meshplan.cost.full.layer_time import PARTS
 from meshplan.cost.full.layers import Priced
-from meshplan.cost.full.narrow import flat, most, widest
+from meshplan.cost.full.narrow import added, flat, most, widest
 from meshplan.cost.full.sync import Shards, Transfers, beyond, gradient_transfers, reductions
 from meshplan.cost.full.topology import Group
 from meshplan.cost.full.work import Paces, rank_work
@@ -67,8 +67,11 @@ def pipeline_parts(c: Context, priced: Priced, known: Paces, recomputed: Floats)
     of_step = m / p.pp  # of what one micro-batch takes on all ranks together
     ranks = c.ranks
 
-    def total(value: Floats | None) -> Floats:
-        return np.zeros(len(p)) if value is None else np.einsum("pt,pt->p", value, ranks)
+    def total(value: Floats) -> Floats:
+        return np.asarray(np.einsum("pt,pt->p", value, ranks))
+
+    def of_ranks(value: Floats | None) -> Floats:
+        return np.zeros(len(p)) if value is None else of_step * total(value)
 
     slowest = widest(work.busy)
     row = slowest * len(p) + np.arange(len(p))
@@ -88,9 +91,9 @@ def pipeline_parts(c: Context, priced: Priced, known: Paces, recomputed: Floats)
 
     time = each(parts)
     time |= {
-        "recompute": of_step * total(work.recompute),
-        "host": of_step * total(work.host),
-        "dp": of_step * total(work.gather),
+        "recompute": of_ranks(work.recompute),
+        "host": of_ranks(work.host),
+        "dp": of_ranks(work.gather),
     }
     # Of equal ranks the mean may round to above the largest; the step loses nothing by leaving that out.
     time["imbalance"] = np.maximum(m * busy_max - of_step * busy, 0.0)
@@ -134,12 +137,12 @@ class Once(NamedTuple):
     """Share of all other time that the slowest of the GPUs adds."""
 
 
-def once(c: Context, kinds: Likeness) -> Once:
+def once(kinds: Likeness) -> Once:
     """Gradient sync, optimizer and stragglers of every kind of plan."""
-    some = c.take(kinds.sharded.first)
-    gpus = np.maximum(some.plans.gpus, 1)
+    c = kinds.sharded.question
+    gpus = np.maximum(c.plans.gpus, 1)
     return Once(
-        transfers=gradient_transfers(shards_of(some), some.plans.sharding, c.links, c.profile, c.stack),
+        transfers=gradient_transfers(shards_of(c), c.plans.sharding, c.links, c.profile, c.stack),
         straggler=c.stack.straggler * np.sqrt(2 * np.log(gpus)),
     )
 
@@ -161,10 +164,18 @@ def reduction_window(sharding: Ints, pp: Ints, window: Floats, forward: Floats, 
     return np.where(sharding == Sharding.ZERO2, each, window * backward)
 
 
+class Step(NamedTuple):
+    """Seconds of a step, for each plan: by part, hidden transfers, and all parts together."""
+
+    time: dict[str, Floats]
+    hidden: dict[str, Floats]
+    whole: Floats
+
+
 def step_parts(
     c: Context, priced: Priced, kinds: Likeness, known: Paces, paid: Once, recomputed: Floats
-) -> tuple[dict[str, Floats], dict[str, Floats]]:
-    """Seconds of a step by part, and the hidden transfers, for each plan."""
+) -> Step:
+    """What the step of each plan takes."""
     p, m, at = c.plans, c.micro_batches, kinds.sharded.of
     pipeline = pipeline_parts(c, priced, known, recomputed)
     transfers = paid.transfers.gather(at)
@@ -180,6 +191,8 @@ def step_parts(
     hidden["dp"] = hidden["dp"] + moved - exposed
     time["optimizer"] = transfers.optimizer
     time["step overhead"] = np.full(len(p), c.stack.step_s)
+    whole = added(time.values())
     if c.stack.straggler:
-        time["straggler"] = paid.straggler.take(at) * np.asarray(sum(time.values()))
-    return time, hidden
+        time["straggler"] = paid.straggler.take(at) * whole
+        whole += time["straggler"]
+    return Step(time=time, hidden=hidden, whole=whole)

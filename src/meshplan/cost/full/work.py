@@ -130,14 +130,14 @@ class Paces(NamedTuple):
 def paces(c: Context, priced: Priced, kinds: Likeness | None = None) -> Paces:
     """What every kind of plan takes."""
     kinds = likeness(c, priced) if kinds is None else kinds
-    some, held = kinds.worked.first, kinds.held.first
+    worked, held, sharded = kinds
     return Paces(
-        gpu=_gpu_time(c.take(some), priced.take(some)),
-        of_gpu=kinds.worked.of,
-        hop=hop_seconds(c.take(held), priced.take(held)),
-        of_hop=kinds.held.of,
-        units=units_of(c.take(kinds.sharded.first)) if c.gathers.any() else None,
-        of_units=kinds.sharded.of,
+        gpu=_gpu_time(worked.question, priced.take(worked.first)),
+        of_gpu=worked.of,
+        hop=hop_seconds(held.question, priced.take(held.first)),
+        of_hop=held.of,
+        units=units_of(sharded.question) if c.gathers.any() else None,
+        of_units=sharded.of,
     )
 
 
