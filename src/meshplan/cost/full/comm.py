@@ -108,16 +108,13 @@ class Stream(NamedTuple):
         return self.gather + self.scatter + self.reduce
 
 
-def stream_seconds(
-    hidden: int, keys: LayerKeys, links: Links, group: Group, span: Ints, wait_s: float
-) -> Stream:
-    """TP's transfers of the stream, each with ``wait_s`` of waiting for the last rank; neighbours stand
-    ``span`` ranks apart."""
+def stream_seconds(hidden: int, keys: LayerKeys, tp: Among, wait_s: float) -> Stream:
+    """TP's transfers of the stream, each with ``wait_s`` of waiting for the last rank."""
     size, split = keys.element_bytes * hidden * keys.tokens, keys.tp > 1
-    zero, among = np.zeros(len(keys)), links.among(group, span)
+    zero = np.zeros(len(keys))
 
     def where(rows: Bools, op: str) -> Floats:
-        return np.where(rows, among.seconds(op, size) + wait_s, 0.0) if rows.any() else zero
+        return np.where(rows, tp.seconds(op, size) + wait_s, 0.0) if rows.any() else zero
 
     sp, whole = split & keys.sp, split & ~keys.sp
     return Stream(

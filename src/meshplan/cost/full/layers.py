@@ -12,6 +12,7 @@ from meshplan.cluster.profile import Profile
 from meshplan.cost.costs import Floats
 from meshplan.cost.full.activations import LayerActivations, layer_activations
 from meshplan.cost.full.comm import (
+    Among,
     LayerComm,
     Stream,
     context_parallel,
@@ -23,7 +24,7 @@ from meshplan.cost.full.context import Context
 from meshplan.cost.full.distinct import distinct
 from meshplan.cost.full.keys import LayerKeys
 from meshplan.cost.full.layer_time import LayerTime, attention_core, layer_time
-from meshplan.cost.full.topology import Group, group, inner_alone, spans
+from meshplan.cost.full.topology import group, inner_alone, spans
 from meshplan.cost.full.vocabulary import end_transfers
 from meshplan.model.layers import Attention, LatentAttention
 from meshplan.plan.plans import Ints
@@ -92,7 +93,8 @@ def price_layers(c: Context) -> Priced:
         "etp": group(k.etp, span["etp"], c.domain),
     }
     times, activations = [], []
-    stream = stream_seconds(c.model.hidden, keys, c.links, groups["tp"], span["tp"], c.stack.tp_wait_s)
+    tp = c.links.among(groups["tp"], span["tp"])
+    stream = stream_seconds(c.model.hidden, keys, tp, c.stack.tp_wait_s)
     cores: dict[Attention | LatentAttention | None, tuple[tuple[Floats, ...], tuple[Floats, ...]]] = {}
     for layer in c.kinds:
         tp_f, tp_b, tp_h = tensor_parallel(layer, stream.block, keys, groups["tp"], c.stack)
@@ -113,11 +115,11 @@ def price_layers(c: Context) -> Priced:
         )
         times.append(layer_time(layer, c.model.hidden, keys, c.profile, c.stack, comm, (core_f, core_b)))
         activations.append(layer_activations(layer, c.model.hidden, c.stack, keys))
-    ends = _ends(c, keys, stream, groups["tp"], span["tp"])
+    ends = _ends(c, keys, stream, tp)
     return Priced(keys=keys, of_plan=of_plan, times=tuple(times), activations=tuple(activations), ends=ends)
 
 
-def _ends(c: Context, keys: LayerKeys, stream: Stream, tp: Group, span: Ints) -> Ends:
+def _ends(c: Context, keys: LayerKeys, stream: Stream, tp: Among) -> Ends:
     """Embedding, head and loss. The head's products run in bf16 whatever the layers' precision."""
     h, t, tokens = c.model.hidden, keys.tp, keys.tokens
     width = c.padded_vocab(keys.tp) / t
@@ -127,7 +129,7 @@ def _ends(c: Context, keys: LayerKeys, stream: Stream, tp: Group, span: Ints) ->
     copies = 1.0 + len(c.model.mtp)
     joined, joined_back, joined_weight = _joined(c, keys)
     embed = membound_seconds(c.profile, 2.0 * keys.element_bytes * h * tokens, kernels=3) / memory
-    moved = end_transfers(c.model, keys, stream, c.links, tp, span, c.stack, weight)
+    moved = end_transfers(c.model, keys, stream, tp, c.stack, weight)
     return Ends(
         embedding_forward=embed + moved.embedding_forward,
         embedding_backward=2 * embed + moved.embedding_backward,

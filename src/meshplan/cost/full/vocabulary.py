@@ -17,12 +17,10 @@ from typing import NamedTuple
 import numpy as np
 
 from meshplan.cost.costs import Floats
-from meshplan.cost.full.comm import Links, Stream
+from meshplan.cost.full.comm import Among, Stream
 from meshplan.cost.full.keys import LayerKeys
 from meshplan.cost.full.stack import Stack
-from meshplan.cost.full.topology import Group
 from meshplan.model.model import Model
-from meshplan.plan.plans import Ints
 
 ROWS = 3
 """fp32 numbers of each token that the loss adds up over tp, one all-reduce each."""
@@ -42,9 +40,7 @@ def end_transfers(
     model: Model,
     keys: LayerKeys,
     stream: Stream,
-    links: Links,
-    group: Group,
-    span: Ints,
+    tp: Among,
     stack: Stack,
     head_weight: Floats,
 ) -> EndTransfers:
@@ -60,10 +56,10 @@ def end_transfers(
     if not (keys.tp > 1).any() or stack.vocabulary == "cut":
         return EndTransfers(zero, zero, zero, zero, zero)  # of a cut vocabulary each rank keeps to its own
     megatron = stack.family == "megatron"
-    rows = links.seconds("all_reduce", 4.0 * keys.tokens, group, span) * (keys.tp > 1)
+    rows = tp.seconds("all_reduce", 4.0 * keys.tokens) * (keys.tp > 1)
     looked_up = np.where(keys.sp, stream.scatter, stream.reduce)
     if model.positions and megatron and keys.sp.any():
-        whole = links.seconds("all_reduce", keys.element_bytes * model.hidden * keys.tokens, group, span)
+        whole = tp.seconds("all_reduce", keys.element_bytes * model.hidden * keys.tokens)
         looked_up = np.where(keys.sp, whole + stack.tp_wait_s, looked_up)
     gradient = np.where(keys.sp, stream.scatter, stream.reduce)
     hidden = np.minimum(gradient, head_weight) if megatron and stack.head_overlap else zero
@@ -71,7 +67,7 @@ def end_transfers(
     backward = (1 + extra) * (gradient - hidden) + extra * stream.gather
     if extra and megatron:  # the projection of two streams to one is column-parallel, its result is gathered
         size = keys.element_bytes * model.hidden * keys.tokens
-        gathered = (links.seconds("all_gather", size, group, span) + stack.tp_wait_s) * (keys.tp > 1)
+        gathered = (tp.seconds("all_gather", size) + stack.tp_wait_s) * (keys.tp > 1)
         forward = forward + extra * (2 * stream.gather + gathered)
         backward = backward + extra * (2 * gradient + stream.gather)
     return EndTransfers(
