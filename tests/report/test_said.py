@@ -140,6 +140,23 @@ def test_what_is_not_known_stays_and_nothing_is_filled_in_twice() -> None:
     )
 
 
+def test_places_quotations_and_what_else_stands_against_a_plan() -> None:
+    assert said("the config.json: hidden_size is missing", CHINESE) == "config.json：缺少 hidden_size"
+    # What was typed is left alone, whatever it holds.
+    assert said("unknown GPU 'a; b is missing'", CHINESE) == "不认识的 GPU：'a; b is missing'"
+    assert (
+        said(
+            "tp 3 does not divide 16 GPUs; tp 2 or 4 would (and 2 more: sp-divides-seq, tp-kv-heads)", CHINESE
+        )
+        == "tp 3 不能整除 16 张 GPU；tp 为 2 或 4 则可以（另有 2 条：sp-divides-seq, tp-kv-heads）"
+    )
+    told = said("memory: the smallest of 3 plans (tp 8) needs 9 GiB a GPU (optimizer 5 GiB, gradients 2 GiB)"
+                " of the 8 GiB there are", CHINESE)  # fmt: skip
+    assert (
+        told == "显存：3 个方案中最小的（tp 8）每张 GPU 需要 9 GiB（优化器 5 GiB, 梯度 2 GiB），而只有 8 GiB"
+    )
+
+
 def test_both_languages_have_the_same_names() -> None:
     every = sentences()
     assert len(every) > 100

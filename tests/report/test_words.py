@@ -8,13 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from meshplan.cli.job import SPACE
+from meshplan.cost.models import COST_MODELS
 from meshplan.errors import UnknownNameError
+from meshplan.plan.space import SIZES
+from meshplan.plan.workload import OFFLOADS
 from meshplan.report.words import LANGUAGES, all_texts, words_in
+from meshplan.search.objective import OBJECTIVES
 
 SOURCE = Path(__file__).parents[2] / "src" / "meshplan"
 FILES = [*sorted((SOURCE / "report").glob("*.py")), *sorted((SOURCE / "web").glob("*.py"))]
 CJK = re.compile("[\u4e00-\u9fff]")
-SAME = {"page.title", "table.rank", "table.mfu", "report.moe", "report.headline"}
+SAME = {"page.title", "part.mfu", "table.rank", "table.mfu", "report.moe", "report.headline"}
 """Keys whose text is the same in both languages."""
 
 
@@ -64,9 +69,25 @@ def test_no_text_is_unused() -> None:
     used = {
         key
         for key in all_texts()
-        if key in whole or any(key.startswith(b) or key.endswith(b) for b in begun) or key.startswith("part.")
+        if key in whole
+        or any(key.startswith(b) or key.endswith(b) for b in begun)
+        or key.startswith(("part.", "value."))
     }
     assert set(all_texts()) == used
+
+
+def test_values_with_a_text_are_values_that_there_are() -> None:
+    choices = {
+        "space": (*SPACE, *SIZES), "offload": OFFLOADS, "framework": ("any",), "objective": OBJECTIVES,
+        "cost_model": tuple(COST_MODELS),
+    }  # fmt: skip
+    known = {f"value.{of}_{name}" for of, names in choices.items() for name in names}
+    assert {key for key in all_texts() if key.startswith("value.")} <= known | {
+        "value.none", "value.all", "value.even", "value.optimizer",
+    }  # fmt: skip
+    assert words_in("zh").value("memory", "objective") == "显存（memory）"
+    assert words_in("zh").value("bf16", "precision") == "bf16"
+    assert words_in("en").value("cp_kind", "space") == "cp kind"
 
 
 def test_a_part_without_a_text_keeps_its_name() -> None:

@@ -44,7 +44,8 @@ def question(ranking: Data, words: Words) -> Html:
     if model["active_parameters"] != model["parameters"]:
         size = words("report.active", total=size, active=format_count(model["active_parameters"]))
     tiers = ", ".join(
-        f"{t['name']} {t['span']:,} × {format_bandwidth(t['bandwidth_bytes_per_s'])}"
+        f"{words('report.tier') if t['name'] == 'network' else t['name']} {t['span']:,}"
+        f" × {format_bandwidth(t['bandwidth_bytes_per_s'])}"
         for t in cluster["tiers"]
     )
     facts = {
@@ -59,7 +60,7 @@ def question(ranking: Data, words: Words) -> Html:
             "report.workload_fact", seq=f"{work['seq']:,}", gbs=f"{work['gbs']:,}",
             tokens=format_count(work["tokens"]), precision=work["precision"],
         ),
-        "cost_model": ranking["cost_model"],
+        "cost_model": cost_model(ranking, words),
         "order": ranking["order"],
     }  # fmt: skip
     rows = [
@@ -67,6 +68,13 @@ def question(ranking: Data, words: Words) -> Html:
         for name, value in facts.items()
     ]
     return h("div", h("table", h("tbody", rows)), class_="wide")
+
+
+def cost_model(ranking: Data, words: Words) -> str:
+    """What priced the plans, with the software assumed where that is a part of its name."""
+    name, _, stack = str(ranking["cost_model"]).partition(", stack ")
+    name = words.value(name, "cost_model")
+    return words("report.with_stack", name=name, stack=stack) if stack else name
 
 
 def funnel(ranking: Data, words: Words) -> Html:

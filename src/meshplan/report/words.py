@@ -31,6 +31,10 @@ class Words:
         """What people call a part of the time or memory; one without a text keeps its own name."""
         return self.texts.get(f"part.{key_of(name)}", name.replace("_", " "))
 
+    def value(self, name: str, of: str = "") -> str:
+        """What people call a value, or a choice ``of`` a field; one without a text keeps its own name."""
+        return self.texts.get(f"value.{of}_{key_of(name)}" if of else f"value.{key_of(name)}", name)
+
 
 def key_of(name: str) -> str:
     """A part's name as it stands in the file."""

@@ -48,9 +48,11 @@ def nothing_left(ranking: Ranking, setting: Setting, funnel: Funnel, works: Work
 def _memory_reason(ranking: Ranking, miss: Miss) -> str:
     plan, need = miss.plan, float(miss.costs.memory_bytes[0])
     parts = sorted(miss.costs.memory.items(), key=lambda item: -item[1][0])
+    unpriced = ranking.counts.skipped.get("memory", 0)  # of which not every rule was asked
+    count, kind = ranking.counts.memory + unpriced, "plans" if unpriced else "valid plans"
     largest = ", ".join(f"{name.replace('_', ' ')} {format_bytes(v[0])}" for name, v in parts[:2])
     return (
-        f"memory: the smallest of {ranking.counts.memory:,} valid plans (tp {plan.tp}, cp {plan.cp},"
+        f"memory: the smallest of {count:,} {kind} (tp {plan.tp}, cp {plan.cp},"
         f" pp {plan.pp}, dp {plan.dp}, mbs {plan.mbs}) needs {format_bytes(need)} a GPU ({largest})"
         f" of the {format_bytes(miss.costs.memory_limit_bytes)} there are"
     )

@@ -14,6 +14,8 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response, Stream
 from meshplan.errors import InputError
 from meshplan.report.gather import named_ranking, report_data
 from meshplan.report.html import POLICY
+from meshplan.report.said import said
+from meshplan.report.words import Words
 from meshplan.web import take
 from meshplan.web.answer import stopped_answer
 from meshplan.web.asked import Visit, read_pairs
@@ -86,17 +88,18 @@ async def progress(desk: Desk, visit: Visit) -> Response:
     found = desk.jobs.get(visit.own("job"))
     if found is None:
         return Response("", 404)
-    return StreamingResponse(_events(found), media_type="text/event-stream")
+    return StreamingResponse(_events(found, visit.words), media_type="text/event-stream")
 
 
-async def _events(job: Job) -> AsyncIterator[str]:
+async def _events(job: Job, words: Words) -> AsyncIterator[str]:
     job.watchers += 1
     last = ""
     try:
         while True:
             job.seen = time.monotonic()
             ended = job.ended
-            told = json.dumps(job.data(), ensure_ascii=False)
+            data = {**job.data(), "doing": said(job.doing, words)}
+            told = json.dumps(data, ensure_ascii=False)
             if told != last or ended:
                 yield f"data: {told}\n\n"
                 last = told

@@ -147,7 +147,8 @@ def compare_answer(found: Data, address: Address, words: Words) -> Html:
         h("tbody", _compare_rows(found, words)),
     )
     changed = ", ".join(
-        f"{name.replace('_', ' ')} {_said(x)} → {_said(y)}" for name, (x, y) in found["changes"].items()
+        f"{_changed(name, words)} {_said(x, words)} → {_said(y, words)}"
+        for name, (x, y) in found["changes"].items()
     )
     slower = b["step_s"] / a["step_s"] - 1
     told = words(
@@ -240,7 +241,8 @@ def why_answer(answer: Data, words: Words) -> Html:
 def _fix(fix: Data, words: Words) -> str:
     """One change that was tried: what to do otherwise, and the plan that comes of it."""
     changes = [
-        f"{_changed(c['name'], words)} {_amount(c['name'], c['old'])} → {_amount(c['name'], c['new'])}"
+        f"{_changed(c['name'], words)} {_amount(c['name'], c['old'], words)}"
+        f" → {_amount(c['name'], c['new'], words)}"
         for c in fix["changes"]
     ]
     told = (step_time(fix["step_s"]), format_bytes(fix["memory_bytes"]))
@@ -253,8 +255,8 @@ def _changed(name: str, words: Words) -> str:
     return words(f"change.{name}") if f"change.{name}" in words.texts else name.replace("_", " ")
 
 
-def _amount(name: str, value: Any) -> str:
-    return format_bytes(value) if name == "memory" else _said(value)
+def _amount(name: str, value: Any, words: Words) -> str:
+    return format_bytes(value) if name == "memory" else _said(value, words)
 
 
 def _differences(parts: Any, step_s: float, words: Words) -> Html:
@@ -342,7 +344,8 @@ def _in_short(data: Data, words: Words) -> str:
         tokens=f"{work['tokens']:,}",
         precision=work["precision"],
     )
-    return f"{model['parameters'] / 1e9:.1f} B · {told} · {words('report.cost_model')} {data['cost_model']}"
+    prices = f"{words('report.cost_model')} {sections.cost_model(data, words)}"
+    return f"{model['parameters'] / 1e9:.1f} B · {told} · {prices}"
 
 
 def _cell(address: Address) -> Callable[[Data], Html]:
@@ -411,5 +414,9 @@ def _row(name: str, a: float, b: float, form: Callable[[float], str], *, strong:
     return h("tr", h("th", name, scope="row"), cells, class_="strong" if strong else None)
 
 
-def _said(value: Any) -> str:
-    return "+".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
+def _said(value: Any, words: Words) -> str:
+    """One value of a plan; a layout that is not there is an even one."""
+    text = "even" if value is None else str(value)
+    if isinstance(value, list):
+        text = "+".join(map(str, value)) or "none"
+    return words.value(text)

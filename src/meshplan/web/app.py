@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ from starlette.routing import Route
 import meshplan
 from meshplan.errors import MeshplanError
 from meshplan.report.markup import h
+from meshplan.report.said import said
 from meshplan.web import actions, views
 from meshplan.web.answer import error_answer
 from meshplan.web.asked import Visit
@@ -101,7 +103,7 @@ async def _page(desk: Desk, view: View, request: Request) -> Response:
         body = (
             error_answer(sentence, words) if status == 422 else h("p", sentence, class_="bad", role="alert")
         )
-        text = plain_page(words, address, [body], title=sentence[:80], path="/")
+        text = plain_page(words, address, [body], title=_title(said(sentence, words)), path="/")
         return HTMLResponse(text, status, headers=_retry(status))
 
 
@@ -132,6 +134,12 @@ def _failure(error: Exception, visit: Visit) -> tuple[int, str]:
             log.error("%s", visit.path, exc_info=error)
             what = f"{type(error).__name__}: {error}".splitlines()[0][:200]
             return 500, words("page.bug", version=meshplan.__version__, what=what)
+
+
+def _title(sentence: str) -> str:
+    """The beginning of a sentence, up to where a word ends."""
+    found = re.match(r".{0,80}(?=[\s,;:，；：。]|$)", sentence)
+    return found[0] if found else sentence[:80]
 
 
 def _retry(status: int) -> dict[str, str] | None:

@@ -96,7 +96,7 @@ def _cluster(address: Address, words: Words) -> list[Html]:
             h("p", words("form.dropped_cluster"), " ", h("a", words("form.forget"), href="/" + gone))
         )
     else:
-        found.append(_labelled(words("form.gpu"), _select("gpu", gpu_names(), values.get("gpu", ""))))
+        found.append(_labelled(words("form.gpu"), _choice("gpu", gpu_names(), values, words, "")))
     found.append(_number("gpus", values, words, required="cluster" not in values))
     if "cluster" not in values:
         found += [_number("gpus_per_node", values, words), _text("nic", values, words, "400 Gb/s")]
@@ -104,19 +104,20 @@ def _cluster(address: Address, words: Words) -> list[Html]:
 
 
 def _step(values: Mapping[str, str], words: Words) -> list[Html]:
-    precision = _select("precision", PRECISIONS, values.get("precision", "bf16"))
+    precision = _choice("precision", PRECISIONS, values, words, "bf16")
     return [
         _number("seq", values, words, required=True),
         _number("gbs", values, words, required=True),
         _labelled(words("form.precision"), precision),
-        _labelled(words("form.offload"), _select("offload", OFFLOADS, values.get("offload", "none"))),
+        _labelled(words("form.offload"), _choice("offload", OFFLOADS, values, words, "none")),
         _text("offload_fraction", values, words, "0.5"),
         _text("moe_imbalance", values, words, "1.2"),
         _text("capacity_factor", values, words, "1.25"),
         _labelled(
-            words("form.cost_model"), _select("cost_model", COST_MODELS, values.get("cost_model", DEFAULT))
+            words("form.cost_model"),
+            _choice("cost_model", COST_MODELS, values, words, DEFAULT),
         ),
-        _labelled(words("form.stack"), _select("stack", ("", *stack_names()), values.get("stack", ""))),
+        _labelled(words("form.stack"), _choice("stack", ("", *stack_names()), values, words, "")),
     ]
 
 
@@ -161,9 +162,9 @@ def factor(log: str) -> str:
 def _space(values: Mapping[str, str], words: Words) -> Html:
     frameworks = get_args(Framework)
     fields = [
-        _labelled(words("form.size"), _select("space", ("", *SIZES), values.get("space", ""))),
-        _labelled(words("form.framework"), _select("framework", frameworks, values.get("framework", "any"))),
-        _labelled(words("form.objective"), _select("objective", OBJECTIVES, values.get("objective", "step"))),
+        _labelled(words("form.size"), _choice("space", ("", *SIZES), values, words, "")),
+        _labelled(words("form.framework"), _choice("framework", frameworks, values, words, "any")),
+        _labelled(words("form.objective"), _choice("objective", OBJECTIVES, values, words, "step")),
     ]
     fields += [_text(name, values, words, "2,4,8" if name == "tp" else "") for name in DIMENSIONS]
     schedules, shardings = ", ".join(s.label for s in Schedule), ", ".join(s.label for s in Sharding)
@@ -207,7 +208,7 @@ def _number(name: str, values: Mapping[str, str], words: Words, *, required: boo
 
 
 def _text(name: str, values: Mapping[str, str], words: Words, example: str, hint: str = "") -> Html:
-    label = name.replace("_", " ") if name in SPACE else words(f"form.{name}")
+    label = words.value(name, "space") if name in SPACE else words(f"form.{name}")
     field = h(
         "input",
         name=name,
@@ -221,11 +222,13 @@ def _text(name: str, values: Mapping[str, str], words: Words, example: str, hint
     return _labelled(label, field)
 
 
-def _select(name: str, options: Iterable[str], chosen: str) -> Html:
+def _choice(name: str, options: Iterable[str], values: Mapping[str, str], words: Words, usual: str) -> Html:
+    """A field of which one of ``options`` is chosen."""
+    chosen = values.get(name, usual)
     known = list(options)
     if chosen and chosen not in known:
         known.insert(0, chosen)
-    marked = [h("option", o, value=o, selected=o == chosen) for o in known]
+    marked = [h("option", words.value(o, name), value=o, selected=o == chosen) for o in known]
     return h("select", marked, name=name, data_usual=USUAL.get(name))
 
 

@@ -88,7 +88,8 @@
     const box = answer.querySelector("[data-job]");
     if (!box) return;
     const note = box.querySelector("[data-note]");
-    watching = new EventSource("/progress?job=" + encodeURIComponent(box.dataset.job));
+    const lang = document.documentElement.lang.slice(0, 2);
+    watching = new EventSource("/progress?job=" + encodeURIComponent(box.dataset.job) + "&lang=" + lang);
     watching.onmessage = (event) => {
       const told = JSON.parse(event.data);
       const words = [told.doing];
