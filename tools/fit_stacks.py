@@ -122,7 +122,7 @@ def write(path: Path, values: dict[str, float]) -> None:
         if at:
             lines[at[0]] = line
         else:
-            lines.append(line)
+            lines.insert(next((i for i, old in enumerate(lines) if old == "[sources]"), len(lines)), line)
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

@@ -251,10 +251,11 @@ def attention_seconds(
 
     which for long causal sequences is TF(s) = P · s / (s + 2·overhead). Backward has
     ``backward_flops`` times the FLOP at ``backward_efficiency`` of the rate. ``kernel`` is ``flash``
-    (the GPU's best), ``fa3``, ``fa2``, ``fa1``, ``cudnn`` or ``unfused`` (scores in memory, the whole
-    square computed, ``dropout`` adds its passes); a GPU without the kernel runs the next newer it has, or
-    its newest. Queries are the last ``seq_q`` positions. For zig-zag context parallel over c ranks give
-    ``seq_q`` = s/c and ``pairs`` = s²/(2c), what each rank computes: it replaces the mask's count.
+    (the GPU's best), ``torch`` (what PyTorch brings), ``fa3``, ``fa2``, ``fa1``, ``cudnn`` or ``unfused``
+    (scores in memory, the whole square computed, ``dropout`` adds its passes); a GPU without the kernel runs
+    the next newer it has, or its newest. Queries are the last ``seq_q`` positions. For zig-zag context
+    parallel over c ranks give ``seq_q`` = s/c and ``pairs`` = s²/(2c), what each rank computes: it replaces
+    the mask's count.
 
     Left out: the traffic of k and v (``kv_heads`` is only checked), packed documents (give their lengths
     as sequences), dropout in fused kernels (up to 10 %).
@@ -279,10 +280,12 @@ def attention_kernel(profile: Profile, kernel: str) -> str:
     """The kernel that ``kernel`` means on this GPU; raises ``UnknownNameError`` for a name nobody knows."""
     if kernel == "flash":
         return profile.best_attention
+    if kernel == "torch":
+        return "aotriton" if "aotriton" in profile.attention else profile.best_attention
     if kernel in profile.attention or kernel == "unfused":
         return kernel
     if kernel not in ATTENTION_KERNELS:
-        known = ["flash", "unfused", *ATTENTION_KERNELS]
+        known = ["flash", "torch", "unfused", *ATTENTION_KERNELS]
         raise UnknownNameError("attention kernel", kernel, known, f"known are {', '.join(known)}")
     have = [k for k in ATTENTION_KERNELS if k in profile.attention]
     newer = [k for k in have if ATTENTION_KERNELS.index(k) > ATTENTION_KERNELS.index(kernel)]

@@ -16,8 +16,9 @@ PROVENANCES = ("measured", "fitted", "datasheet", "assumed")
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 """Collectives with a measured curve; broadcast and point to point are derived from them."""
 
-ATTENTION_KERNELS = ("fa1", "fa2", "fa3", "cudnn")
-"""Fused attention kernels, oldest first; a GPU without one runs the next newer it has, or its newest."""
+ATTENTION_KERNELS = ("fa1", "aotriton", "fa2", "fa3", "cudnn")
+"""Fused attention kernels, oldest first; a GPU without one runs the next newer it has, or its newest.
+``aotriton`` is what PyTorch itself brings for AMD's GPUs."""
 
 _SHARE: Mapping[str, Any] = {"low": 0.0, "high": 1.0}
 _SHARE_OR_0: Mapping[str, Any] = {"low": 0.0, "high": 1.0, "closed": True}

@@ -258,7 +258,7 @@ def _plan(row: Row, model: Model, source: Source, stack: Stack, assumed: list[st
     if tp is None or pp is None:
         raise SkippedError("parallel degrees missing", "tp" if tp is None else "pp")
     cp = cp or 1
-    vp = row.whole("vp", 1) or 1
+    vp = row.whole("vp") or _usual_stages(row)
     dp = row.whole("dp") or max(gpus // (tp * cp * pp), 1)
     if tp * cp * pp * dp != gpus:
         raise SkippedError("degrees do not multiply to the GPU count", "gpus")
@@ -312,6 +312,12 @@ def _plan(row: Row, model: Model, source: Source, stack: Stack, assumed: list[st
     )
 
 
+def _usual_stages(row: Row) -> int:
+    """Virtual stages a rank where the row does not tell: torchtitan's interleaved schedule has two unless
+    told (pipeline_parallel.py)."""
+    return 2 if refers(row, "torchtitan") and noted(row, "Interleaved ?1F1B") else 1
+
+
 def _replicas(row: Row, dp: int) -> int:
     if row.text["sharding"].lower() != "hsdp":
         return 1
@@ -338,6 +344,8 @@ def _recompute(row: Row, model: Model, pp: int, source: Source, assumed: list[st
     if how == "none":
         return 0, Recompute.NONE
     assumed.append("recompute")
+    if noted(row, "likely full"):
+        return ALL_LAYERS, Recompute.NONE
     if source.recompute == "operators":
         return AUTO_LAYERS, Recompute.OPERATORS
     return AUTO_LAYERS, Recompute.NONE
@@ -378,12 +386,6 @@ def switches(row: Row, source: Source) -> Stack:
         stack = replace(stack, cuda_graph=source.cuda_graph)
     if stack.name.startswith("megatron-bridge") and row.whole("experts", 0):
         stack = replace(stack, optimizer_bytes=8.0)  # the MoE recipes keep bf16 Adam moments
-    if (
-        stack.name == "torchtitan-2026"
-        and refers(row, "torchtitan-commit|torchtitan:commit")
-        and not noted(row, "compile")
-    ):
-        stack = replace(stack, loss_bytes=12.0)  # the loss runs eagerly
     if noted(row, r"async ?TP"):
         stack = replace(stack, tp_exposed=0.5 * stack.tp_exposed)
     if stack.family == "torch" and refers(row, "torchtitan"):
@@ -406,6 +408,24 @@ def _torchtitan_of(stack: Stack, row: Row) -> Stack:
     """``stack`` as torchtitan was when the row was run (its history on GitHub)."""
     release, graph = row.text["release"], bool(noted(row, "graph_trainer|SimpleFSDP"))
     stack = replace(stack, traced=graph)
+    commit = refers(row, "torchtitan-commit|torchtitan:commit")
+    if stack.name == "torchtitan-2026" and commit and not noted(row, "compile"):
+        # The loss runs eagerly, and so do the layers.
+        stack = replace(stack, loss_bytes=12.0, fused=bool(noted(row, "graph_trainer")))
+    if noted(row, "MinimalAsyncEP"):  # sends like DeepEP, and weighs what experts return on the way
+        stack = replace(stack, dispatcher="dedup", experts_apart=False)
+    if noted(row, "FAKE comm"):
+        stack = replace(stack, ep_exposed=0.0, fsdp_overlap=1.0)  # nothing is sent
+    if graph and re.match("202[0-5]|2026-0[1-3]", release) and not noted(row, "bucketing"):
+        # Operators one by one, each collective waited for where it starts: no passes over the graph yet.
+        stack = replace(stack, fused=False, fsdp_overlap=0.0, dp_overlap=False)
+    if re.match("202[0-5]|2026-01", release):
+        stack = replace(stack, repeats_kv=True)  # pull request 2259
+    if re.match("202[0-5]|2026-0[1-6]", release):
+        stack = replace(stack, joined_products="none")  # pull request 3714
+    scales = re.search("tensorwise|rowwise", row.text["precision"])
+    if scales:
+        stack = replace(stack, fp8_rows=scales[0] == "rowwise", fp8_gathers=scales[0] == "tensorwise")
     if re.match("202[0-4]|2025-0[1-8]", release) or noted(row, "not saving a2a"):
         stack = replace(stack, keeps_exchanged=False)  # pull request 1672
     if stack.name == "torchtitan" and re.match("2024-0[1-6]", release):

@@ -63,6 +63,8 @@ def attention_bytes(
         "mask": mask * hidden * sigma,
     }
     kv_share = np.maximum(1.0 / t, 1.0 / att.kv_heads)
+    if stack.repeats_kv and not stack.fused:  # compiled, the copies are made again for backward
+        kv_share = att.heads / att.kv_heads / t
     removed = parts["norm out"] * recomputes(keys, Recompute.NORM)
     if isinstance(att, LatentAttention):
         q_rank = att.q_rank or 0
@@ -177,22 +179,24 @@ def _operator_bytes(layer: Layer, hidden: int, keys: LayerKeys, stack: Stack) ->
     """Bytes a token that torchtitan's per-operator checkpointing keeps: the layer's input, what attention
     writes, every second product of ``_products``, what TP scatters and what experts' all-to-alls bring
     (torchtitan/distributed/activation_checkpoint.py). Grouped products of experts are not kept. The outcome
-    of the layer's last product is kept though nothing reads it, unless the layer is compiled.
+    of the layer's last product is kept though nothing reads it, unless the layer is a graph (compiled or
+    traced).
     """
+    graph = stack.fused or stack.traced
     t, sigma = keys.tp.astype(np.float64), keys.stream_share
     total = 2.0 * hidden * sigma
     if layer.attention is not None:
         total = total + (2 * layer.attention.out_width + 4 * layer.attention.heads) / t
     products = _products(layer, hidden, t)
     kept = products[::2]
-    if stack.fused and len(products) % 2:
+    if graph and len(products) % 2:
         kept = kept[:-1]
     total = total + sum(kept, np.zeros(len(keys)))
     if isinstance(layer.mlp, Moe) and stack.keeps_exchanged:
         routed = layer.mlp.topk * sigma * stack.moe_imbalance
         total = total + np.where(keys.ep > 1, 4.0 * hidden * routed, 0.0)  # there and back
     blocks = (layer.attention is not None) + (isinstance(layer.mlp, Mlp) or bool(_shared(layer)))
-    return total + np.where(keys.sp, 2.0 * hidden * sigma * (blocks - stack.fused), 0.0)
+    return total + np.where(keys.sp, 2.0 * hidden * sigma * (blocks - graph), 0.0)
 
 
 def _products(layer: Layer, hidden: int, t: Floats) -> list[Floats]:

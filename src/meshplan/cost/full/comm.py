@@ -98,6 +98,8 @@ class Stream(NamedTuple):
     scattering it where there is SP, all-reducing it where there is not, otherwise 0."""
 
     gather: Floats
+    gather_low: Floats
+    """Gathering it as layers do: in fp8 where the stack casts first."""
     scatter: Floats
     reduce: Floats
 
@@ -105,20 +107,27 @@ class Stream(NamedTuple):
     def block(self) -> Floats:
         """What one block needs each way: its input gathered and its output scattered, or one all-reduce
         (arXiv 2205.05198, 4.2.2)."""
-        return self.gather + self.scatter + self.reduce
+        return self.gather_low + self.scatter + self.reduce
 
 
-def stream_seconds(hidden: int, keys: LayerKeys, tp: Among, wait_s: float) -> Stream:
-    """TP's transfers of the stream, each with ``wait_s`` of waiting for the last rank."""
+def stream_seconds(hidden: int, keys: LayerKeys, tp: Among, stack: Stack) -> Stream:
+    """TP's transfers of the stream, each with the stack's waiting for the last rank."""
     size, split = keys.element_bytes * hidden * keys.tokens, keys.tp > 1
     zero = np.zeros(len(keys))
 
-    def where(rows: Bools, op: str) -> Floats:
-        return np.where(rows, tp.seconds(op, size) + wait_s, 0.0) if rows.any() else zero
+    def where(rows: Bools, op: str, share: float = 1.0) -> Floats:
+        if not rows.any():
+            return zero
+        return np.where(rows, tp.seconds(op, share * size) + stack.tp_wait_s, 0.0)
 
     sp, whole = split & keys.sp, split & ~keys.sp
+    gather = where(sp, "all_gather")
+    low = stack.fp8_gathers and keys.precision == "fp8"
     return Stream(
-        gather=where(sp, "all_gather"), scatter=where(sp, "reduce_scatter"), reduce=where(whole, "all_reduce")
+        gather=gather,
+        gather_low=where(sp, "all_gather", 0.5) if low else gather,
+        scatter=where(sp, "reduce_scatter"),
+        reduce=where(whole, "all_reduce"),
     )
 
 
@@ -152,16 +161,13 @@ def context_parallel(
     if att is None:
         return forward, backward, hidden
     t = span = keys.tp
-    kv_heads = np.maximum(att.kv_heads / t, 1.0)
+    kv_heads = att.heads / t if stack.repeats_kv else np.maximum(att.kv_heads / t, 1.0)
     k_and_v = keys.element_bytes * keys.tokens * kv_heads * (att.head_dim + att.v_dim)
     if (ring := on & (kind == CpKind.RING)).any():
-        hop, hops = links.seconds("p2p", k_and_v, group, span), keys.cp - 1
-        ring_f, ring_b = hops * hop, hops * 2 * hop
-        if stack.cp_overlap:
-            ring_f = np.maximum(hops * (hop - attention_f / keys.cp), 0.0)
-            ring_b = np.maximum(hops * (2 * hop - attention_b / keys.cp), 0.0)
+        per_chunk = attention_f / keys.cp, attention_b / keys.cp
+        ring_f, ring_b, moved = _ring(keys, links, group, k_and_v, per_chunk, stack)
         forward, backward = np.where(ring, ring_f, forward), np.where(ring, ring_b, backward)
-        hidden = np.where(ring, hops * 3 * hop - ring_f - ring_b, hidden)
+        hidden = np.where(ring, moved - ring_f - ring_b, hidden)
     if (gathers := on & (kind == CpKind.ALL_GATHER)).any():
         gather = links.seconds("all_gather", k_and_v * keys.cp, group, span)
         scatter = links.seconds("reduce_scatter", k_and_v * keys.cp, group, span)
@@ -172,6 +178,36 @@ def context_parallel(
         moved = links.seconds("all_to_all", keys.element_bytes * keys.tokens / t * width, group, span)
         forward, backward = np.where(ulysses, moved, forward), np.where(ulysses, moved, backward)
     return forward, backward, hidden
+
+
+def _ring(
+    keys: LayerKeys,
+    links: Links,
+    group: Group,
+    k_and_v: Floats,
+    attention: tuple[Floats, Floats],
+    stack: Stack,
+) -> tuple[Floats, Floats, Floats]:
+    """Exposed seconds of a ring forward and backward, and all of them; ``attention``: seconds of one chunk.
+
+    In hops, the next chunk arrives and its gradients leave while the chunk at hand is computed. Gathered, all
+    arrive while the rank's own chunk is computed; gradients, in fp32, make ``cp`` hops until they are home.
+    """
+    attention_f, attention_b = attention
+    if stack.ring == "gathered":
+        gather = links.seconds("all_gather", k_and_v * keys.cp, group, keys.tp)
+        hop = links.seconds("p2p", k_and_v * 4.0 / keys.element_bytes, group, keys.tp)
+        moved = 2 * gather + keys.cp * hop
+        if not stack.cp_overlap:
+            return gather, gather + keys.cp * hop, moved
+        home = (keys.cp - 1) * np.maximum(hop - attention_b, 0.0) + hop
+        return np.maximum(gather - attention_f, 0.0), np.maximum(gather - attention_b, 0.0) + home, moved
+    hop, hops = links.seconds("p2p", k_and_v, group, keys.tp), keys.cp - 1
+    moved = hops * 3 * hop
+    if not stack.cp_overlap:
+        return hops * hop, hops * 2 * hop, moved
+    exposed_f = np.maximum(hops * (hop - attention_f), 0.0)
+    return exposed_f, np.maximum(hops * (2 * hop - attention_b), 0.0), moved
 
 
 DEDUP_RATE = 1.26

@@ -10,7 +10,7 @@ from importlib import import_module
 import numpy as np
 
 from meshplan.cluster.cluster import Cluster
-from meshplan.cluster.curves import gemm_curve, unaligned
+from meshplan.cluster.curves import attention_kernel, gemm_curve, unaligned
 from meshplan.cluster.profile import Profile, profile_of
 from meshplan.cluster.profile_data import Evidence
 from meshplan.cost.costs import Costs
@@ -308,8 +308,7 @@ def _curves(profile: Profile, c: Context) -> Iterator[tuple[tuple[str, ...], str
     if c.stack.attention == "unfused":
         yield ("attention",), "unfused attention", profile.unfused_attention.evidence
     else:
-        kernel = profile.best_attention if c.stack.attention == "flash" else c.stack.attention
-        kernel = kernel if kernel in profile.attention else profile.best_attention
+        kernel = attention_kernel(profile, c.stack.attention)
         yield ("attention",), f"attention kernel {kernel}", profile.attention[kernel].evidence
     yield ("elementwise", "optimizer"), "memory bandwidth in element-wise kernels", profile.memory.evidence
     for factor in ("sustained", "dgrad_factor", "wgrad_factor"):

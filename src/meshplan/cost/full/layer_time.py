@@ -25,15 +25,20 @@ from meshplan.cost.costs import Floats
 from meshplan.cost.full.activations import recomputes
 from meshplan.cost.full.comm import LayerComm, limited
 from meshplan.cost.full.distinct import distinct
-from meshplan.cost.full.gemms import Gemm, attention_gemms, element_traffic, mlp_gemms
+from meshplan.cost.full.gemms import Gemm, attention_gemms, mlp_gemms
 from meshplan.cost.full.keys import LayerKeys
 from meshplan.cost.full.stack import Stack
+from meshplan.cost.full.traffic import element_traffic
 from meshplan.model.layers import Attention, LatentAttention, Layer, Moe
 from meshplan.plan.kinds import CpKind, Recompute
 from meshplan.plan.plans import Ints
 
 FP32_SUM = 10.0
 """Bytes to add a bf16 block to an fp32 sum: read both, write one."""
+EAGER_CAST = 6.6
+"""Times the traffic of a cast to fp8 where its operators run one by one: absolute value (4 bytes), maximum
+(2), to fp32 (6), times the scale (8), clamp (8), to fp8 (5), instead of two reads and a write (torchao,
+``float8_utils.py``)."""
 PARTS = ("matmul", "attention", "elementwise", "tp", "cp", "ep")
 
 
@@ -139,7 +144,7 @@ class _Products:
         columns = (keys.tp, keys.sp.astype(np.int64), keys.cp, keys.mbs)
         first, of = distinct(columns)
         some = keys.take(first)
-        gemms = [*attention_gemms(layer, hidden, some), *mlp_gemms(layer, hidden, some, stack)]
+        gemms = [*attention_gemms(layer, hidden, some, stack), *mlp_gemms(layer, hidden, some, stack)]
         self.gemms = gemms
         dense = [g for g in gemms if not g.name.startswith("experts")]
         for dtype in dict.fromkeys((low, "bf16")):
@@ -175,7 +180,7 @@ def attention_core(layer: Layer, keys: LayerKeys, profile: Profile, stack: Stack
     if att is None:
         return zero, zero
     heads = att.heads / keys.tp
-    kv_heads = np.maximum(att.kv_heads / keys.tp, 1.0)
+    kv_heads = heads if stack.repeats_kv else np.maximum(att.kv_heads / keys.tp, 1.0)
     ulysses = keys.cp_kind == CpKind.ULYSSES
     heads = np.where(ulysses, np.maximum(heads / keys.cp, 1.0), heads)
     seq_q = np.where(ulysses, keys.seq, keys.seq / keys.cp)
@@ -231,8 +236,10 @@ def _ring(
 
     own, other = kernel(chunk, True), kernel(0.75 * chunk, False)
     tokens, rate = keys.tokens, stack.memory_rate
-    out = 0.75 * FP32_SUM * tokens * heads * att.v_dim
-    grads = 0.75 * FP32_SUM * tokens * (heads * att.head_dim + kv_heads * (att.head_dim + att.v_dim))
+    # torch puts the half of a sum that a chunk changes together with the other half: all of it moves.
+    moved = FP32_SUM * tokens * (1.0 if stack.ring == "gathered" else 0.75)
+    out = moved * heads * att.v_dim
+    grads = moved * (heads * att.head_dim + kv_heads * (att.head_dim + att.v_dim))
     hops = keys.cp - 1
     forward = own.forward + hops * other.forward
     backward = own.backward + hops * other.backward
@@ -251,7 +258,7 @@ def layer_time(
     core: tuple[Floats, Floats],
 ) -> LayerTime:
     """The price of ``layer`` for every key; ``core``: seconds of its softmax attention both ways."""
-    gemms = [*attention_gemms(layer, hidden, keys), *mlp_gemms(layer, hidden, keys, stack)]
+    gemms = [*attention_gemms(layer, hidden, keys, stack), *mlp_gemms(layer, hidden, keys, stack)]
     products = _Products(layer, hidden, keys, profile, stack)
     mm_f, mm_i, mm_w = (products.seconds(which) for which in ("forward", "input", "weight"))
     att_f, att_b = core
@@ -282,19 +289,40 @@ def layer_time(
 
 
 def _casts(gemms: list[Gemm], keys: LayerKeys, profile: Profile, stack: Stack) -> tuple[Floats, Floats]:
-    """Seconds of casting inputs (forward) and output gradients (backward) to fp8 or fp4. Weights are cast
-    once a step, which is left out (under 1 % from four micro-batches on)."""
+    """Seconds of casting inputs (forward) and output gradients (backward) to fp8 or fp4. Where one scale
+    holds for a tensor, weights are cast once a step, which is left out (under 1 % from four micro-batches
+    on), but torch without compiling casts them with every micro-batch, operator by operator."""
     zero = np.zeros(len(keys))
     if keys.precision not in ("fp8", "mxfp8", "nvfp4"):
         return zero, zero
+    eager = stack.family == "torch" and not stack.fused
+    slower = EAGER_CAST if eager else 1.0
     forward, backward = zero, zero
     for g in gemms:
-        if is_low(g, stack):
-            rows = np.asarray(g.m * np.asarray(g.batch), dtype=np.float64)
-            into, out = _cast_shares(g, stack)
-            forward = forward + into * quantise_seconds(profile, rows * g.k, dtype=keys.precision)
-            backward = backward + out * quantise_seconds(profile, rows * g.n, dtype=keys.precision)
-    return forward / stack.memory_rate, backward / stack.memory_rate
+        if not is_low(g, stack):
+            continue
+        rows = np.asarray(g.m * np.asarray(g.batch), dtype=np.float64)
+        (into, out), (own_in, own_out) = _cast_shares(g, stack), _own_shares(g, keys, stack)
+        read = quantise_seconds(profile, rows * g.k * own_in, dtype=keys.precision) * (not g.shares_input)
+        written = quantise_seconds(profile, rows * g.n * own_out, dtype=keys.precision)
+        forward, backward = forward + into * read, backward + out * written
+        if stack.fp8_rows:  # along the other rows as well
+            backward = backward + into * read + out * written
+        if stack.fp8_rows or (eager and keys.precision == "fp8"):
+            size = np.asarray(np.asarray(g.batch) * np.asarray(g.n) * np.asarray(g.k), dtype=np.float64)
+            weights = stack.cast_share * quantise_seconds(profile, size + zero, dtype=keys.precision)
+            forward, backward = forward + weights, backward + weights
+    return forward * slower / stack.memory_rate, backward * slower / stack.memory_rate
+
+
+def _own_shares(gemm: Gemm, keys: LayerKeys, stack: Stack) -> tuple[Floats | float, Floats | float]:
+    """Shares of a product's input and of its output's gradient that a rank casts: its own part of the stream,
+    where TP gathers it after the cast."""
+    if not stack.fp8_gathers:
+        return 1.0, 1.0
+    if gemm.name.startswith(("qkv", "fc1", "shared fc1")):
+        return keys.stream_share, 1.0
+    return 1.0, keys.stream_share if gemm.name in ("attention out", "fc2", "shared fc2") else 1.0
 
 
 def _cast_shares(gemm: Gemm, stack: Stack) -> tuple[float, float]:

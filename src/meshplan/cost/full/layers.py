@@ -94,7 +94,7 @@ def price_layers(c: Context) -> Priced:
     }
     times, activations = [], []
     tp = c.links.among(groups["tp"], span["tp"])
-    stream = stream_seconds(c.model.hidden, keys, tp, c.stack.tp_wait_s)
+    stream = stream_seconds(c.model.hidden, keys, tp, c.stack)
     cores: dict[Attention | LatentAttention | None, tuple[tuple[Floats, ...], tuple[Floats, ...]]] = {}
     for layer in c.kinds:
         tp_f, tp_b, tp_h = tensor_parallel(layer, stream.block, keys, groups["tp"], c.stack)

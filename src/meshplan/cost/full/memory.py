@@ -110,7 +110,7 @@ def weight_gradient_buffers(c: Context, priced: Priced) -> Floats:
         return total
     at, largest = priced.of_plan, np.zeros(len(priced.keys))
     for k, layer in enumerate(c.kinds):
-        att = _weights(attention_gemms(layer, c.model.hidden, priced.keys), largest)
+        att = _weights(attention_gemms(layer, c.model.hidden, priced.keys, c.stack), largest)
         mlp = _weights(mlp_gemms(layer, c.model.hidden, priced.keys, c.stack), largest)
         largest = np.maximum(largest, att)
         total += np.where(c.layers[:, :, k] > 0, mlp[at][:, None], 0.0)

@@ -59,9 +59,12 @@ class Stack:
     family: str = "megatron"
     """``megatron``, ``torch`` (FSDP2, DTensor) or ``deepspeed``: whose memory habits it has."""
     attention: str = "flash"
-    """``flash`` (the GPU's best), ``fa2``, ``fa1`` or ``unfused`` (scores kept in memory)."""
+    """``flash`` (the GPU's best), ``torch`` (the best that PyTorch brings), ``fa2``, ``fa1`` or ``unfused``
+    (scores kept in memory)."""
     fused: bool = True
     """Element-wise operators fused (bias, GeLU or SwiGLU, dropout, add, rotary, norms)."""
+    fused_norms: bool = True
+    """Norms are one kernel even where other operators are not fused (PyTorch's RMSNorm since 2.9)."""
     dropout: bool = False
     vocabulary: str = ""
     """How tp shards it: ``padded`` to a multiple of 128 · tp (the default of Megatron's family), ``uneven``
@@ -101,6 +104,17 @@ class Stack:
     """Of the torch family, unfused: experts' outputs are weighed by operators of their own, which keep them
     in fp32 and rows gathered and padded (torchtitan); not so in meshplan's reference engine."""
     cp_overlap: bool = True
+    """Transfers of context parallelism run beside attention. Not where torch.compile traces them: it waits
+    for each right where it starts (``_functional_collectives.py``)."""
+    ring: str = "hops"
+    """How ring attention moves keys and values: in ``hops`` from rank to rank, or ``gathered`` at once, with
+    fp32 gradients in hops back (torch/distributed/tensor/experimental/_attention.py: all-gather is the
+    default rotation)."""
+    repeats_kv: bool = False
+    """Keys and values are copied for every query head before attention (torchtitan until January 2026)."""
+    joined_products: str = "all"
+    """Which projections of one input are one product: ``all`` (q, k and v; gate and up), ``qkv``, ``none``.
+    """
     dp_overlap: bool = True
     """Gradient reduction and parameter gathering hidden under the first and last micro-batch."""
     fsdp_overlap: float = 0.9
@@ -169,6 +183,12 @@ class Stack:
     """*Fitted*: share of the casts to fp8 or fp4 that no other operator does on the way."""
     kernel_gap_s: float = 0.0
     """*Fitted*: seconds the GPU idles between two kernels of a layer, launched though they are in time."""
+    fp8_gathers: bool = False
+    """Tensor parallelism gathers inputs and gradients after their cast to fp8 (torchao's tensorwise recipe,
+    float8_tensor_parallel.py): half the bytes, and each rank casts its share."""
+    fp8_rows: bool = False
+    """fp8 with a scale a row (torchao's rowwise recipe): forward and the weight gradient read an input along
+    different rows, so that each is cast twice, and weights with every micro-batch."""
     fp8_blocks: bool = False
     """fp8 with a scale a block (DeepSeek) instead of one a tensor."""
     host_layer_s: float = 0.5e-3
@@ -249,6 +269,10 @@ class Stack:
     def __post_init__(self) -> None:
         if self.vocabulary not in ("", "padded", "uneven", "cut"):
             raise InputError(f"stack {self.name}: vocabulary must be padded, uneven or cut")
+        if self.ring not in ("hops", "gathered"):
+            raise InputError(f"stack {self.name}: ring must be hops or gathered")
+        if self.joined_products not in ("all", "qkv", "none"):
+            raise InputError(f"stack {self.name}: joined_products must be all, qkv or none")
         if self.sharding not in ("", *(s.label for s in Sharding)):
             known = ", ".join(s.label for s in Sharding)
             raise InputError(
