@@ -63,7 +63,7 @@ def calibration(
     inside = [s for s in samples if s.per_host == s.ranks and s.ranks > 1]
     across = [s for s in samples if s.per_host < s.ranks]
     local = fit_link([s for s in inside if s.op == "p2p"]) if inside else None
-    fits += [local.fit] if local else []
+    fits += [replace(local.fit, what="link inside a host")] if local else []
     peak = gemm[main].best
     profile = {
         **base,
@@ -93,7 +93,7 @@ def calibration(
     tiers = [_tier("host", per_host, rate, local.latency_s if local else 1e-6)]
     if across:
         wire = fit_link([s for s in across if s.op == "p2p" and s.per_host == 1])
-        fits.append(wire.fit)
+        fits.append(replace(wire.fit, what="link across hosts"))
         tiers.append(_network(wire, len(hosts)))
         profile["across"] = across_tables(across, wire.bandwidth, proof, fits)
         profile["network"] = {**base["network"], "nvls": False, **_shares(across, wire), **proof}
