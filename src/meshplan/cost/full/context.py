@@ -211,15 +211,22 @@ class Context:
 
     @cached_property
     def keeps_gathered(self) -> Bools:
-        """Of those, the ones that gather once a step and keep the result: torchtitan does not reshard
-        under a pipeline (``reshard_after_forward: default``)."""
-        keeps = self.stack.family == "torch" and self.stack.keeps_gathered
-        return np.asarray(self.fully_sharded & (self.plans.pp > 1) & keeps)
+        """Plans that gather parameters once a step and keep them, and whole gradients until the last
+        micro-batch scatters them: torch's pipeline tells FSDP to (``backward_maybe_with_nosync`` of
+        ``torch/distributed/pipelining/stage.py``), and torchtitan does not reshard under one
+        (``reshard_after_forward: default``). ZeRO-2 is the same there."""
+        p, keeps = self.plans, self.stack.family == "torch" and self.stack.keeps_gathered
+        return np.asarray((p.sharding >= Sharding.ZERO2) & (p.dp * p.cp > 1) & (p.pp > 1) & keeps)
 
     @cached_property
     def gathers(self) -> Bools:
         """Plans that gather parameters and scatter gradients every micro-batch."""
         return np.asarray(self.fully_sharded & ~self.keeps_gathered)
+
+    @property
+    def scatters_each(self) -> Bools:
+        """Plans that scatter gradients with every micro-batch though they gather parameters once a step."""
+        return np.asarray((self.plans.sharding == Sharding.ZERO2) & ~self.keeps_gathered)
 
     @cached_property
     def dense_parameters(self) -> Floats:

@@ -253,7 +253,7 @@ def _states(c: Context) -> dict[str, Floats]:
     over = c.joined_copies[:, None]
     st = states(dense, experts, sharded_over * over, p.edp[:, None] * over, p.sharding[:, None], c.stack)
     # Whole gradients of every unit stand until the last micro-batch scatters them, one after the other.
-    whole = (2.0 + c.stack.grad_bytes) * (dense + experts) - st.gradients
+    whole = (2.0 + c.stack.grad_bytes) * (dense + experts) - st.gradients - st.weights
     context = np.broadcast_to((CONTEXT_BYTES + COMMUNICATOR_BYTES * communicators(c))[:, None], dense.shape)
     return {
         "weights": st.weights,

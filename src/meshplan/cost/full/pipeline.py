@@ -21,7 +21,7 @@ from meshplan.cost.full.memory import peak, recomputed_share
 from meshplan.cost.full.narrow import rows
 from meshplan.cost.full.stage_cuts import Cut, Cuts, cut_up
 from meshplan.cost.full.stages import even_layout
-from meshplan.cost.full.step import last_backwards, part_means, reduction_window, shards_of
+from meshplan.cost.full.step import BESIDE, last_backwards, part_means, reduction_window, shards_of
 from meshplan.cost.full.sync import Shards, Transfers, beyond, gradient_transfers, reductions
 from meshplan.cost.full.topology import Group
 from meshplan.cost.full.work import hop_seconds, paces, rank_work
@@ -299,7 +299,8 @@ def pipelines(c: Context) -> Pipelines:
     weight = np.where(there, rows(known.gpu.weight, known.of_gpu), 0.0)
     forward = np.where(there, work.forward, 0.0)
     backward_input = np.where(there, work.busy - work.forward - weight, 0.0)
-    tail, gather = _reduction(c, cuts, m, forward, backward_input + weight)
+    moving = np.zeros_like(forward) if known.units is None else rows(known.units.backward, known.of_units)
+    tail, gather = _reduction(c, cuts, m, forward, backward_input + weight, np.where(there, moving, 0.0))
     at = priced.of_plan
     kept = stages.per_rank([a.kept[at] for a in priced.activations])
     inputs = stages.per_rank([a.input[at] for a in priced.activations])
@@ -337,24 +338,28 @@ def _memory(ranks: Cut, priced: Priced) -> dict[str, Floats]:
 
 
 def _reduction(
-    c: Context, cuts: Cuts, micro_batches: Ints, forward: Floats, backward: Floats
+    c: Context, cuts: Cuts, micro_batches: Ints, forward: Floats, backward: Floats, moving: Floats
 ) -> tuple[Floats, Floats]:
-    """(plans, ranks): seconds of gradient reduction that a rank's last backwards do not hide; and for each
-    plan the seconds by which gathering parameters delays the rank that waits longest for its first
-    forward less long than that."""
+    """(plans, ranks): seconds of gradient reduction that a rank's last backwards do not hide, where stages
+    move weights and gradients for ``moving`` seconds of each backward (FSDP); and for each plan the seconds
+    by which gathering parameters delays the rank that waits longest for its first forward less long than
+    that."""
     p, ranks = c.plans, cuts.ranks
     on_rank = _on_ranks(p, cuts.home, forward, ranks.ranks.shape[1])
     back = _on_ranks(p, cuts.home, backward, ranks.ranks.shape[1])
     moved = _transfers(ranks)
-    window = last_backwards(p, micro_batches)[:, None]
+    window, every = last_backwards(p, micro_batches)[:, None], c.scatters_each[:, None]
+    times = reductions(c.scatters_each, micro_batches)[:, None]
     if c.stack.dp_overlap:
-        of_rank = reduction_window(p.sharding[:, None], p.pp[:, None], window, on_rank, back)
-        reduce, gathered = beyond(moved.reduce, of_rank), beyond(moved.gathered, window * on_rank)
+        of_rank = reduction_window(every, p.pp[:, None], window, on_rank, back)
+        reduce = (times - 1) * beyond(moved.reduce, of_rank) + moved.last_reduction(of_rank)
+        gathered = beyond(moved.gathered, window * on_rank)
+        of_units = _on_ranks(p, cuts.home, moving, ranks.ranks.shape[1]) * (window / BESIDE)
+        alone = moved.replicas_alone(window * back, of_units)
     else:
-        reduce, gathered = moved.reduce, moved.gathered
-    reduce = reduce * reductions(p.sharding, micro_batches)[:, None]
+        reduce, gathered, alone = times * moved.reduce + moved.replicas, moved.gathered, moved.replicas
     once = ~c.gathers[:, None]
-    tail = np.where(once, reduce, 0.0) + beyond(moved.replicas, window * back)
+    tail = np.where(once, reduce, alone)
     starts = np.cumsum(on_rank, axis=1) / p.vp[:, None] - on_rank / p.vp[:, None]
     real = ranks.ranks > 0
     delay = np.where(once & real, gathered - starts, 0.0).max(axis=1)

@@ -6,16 +6,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshplan.cost.costs import Floats
+from meshplan.cost.costs import Bools, Floats
 from meshplan.cost.full.alike import Likeness
 from meshplan.cost.full.context import Context
 from meshplan.cost.full.layer_time import PARTS
 from meshplan.cost.full.layers import Priced
 from meshplan.cost.full.narrow import added, flat, most, widest
-from meshplan.cost.full.sync import Shards, Transfers, beyond, gradient_transfers, reductions
+from meshplan.cost.full.sync import Shards, Transfers, gradient_transfers, reductions
 from meshplan.cost.full.topology import Group
 from meshplan.cost.full.work import Paces, rank_work
-from meshplan.plan.kinds import Sharding
 from meshplan.plan.plans import Ints, Plans
 from meshplan.schedule.closed_form import bubbles
 
@@ -56,6 +55,8 @@ class Pipeline(NamedTuple):
     hidden: dict[str, Floats]
     forward: Floats
     backward: Floats
+    scattering: Floats | None
+    """Seconds of the latter's that FSDP gathers weights and scatters gradients; ``None``: nobody asks."""
 
 
 def pipeline_parts(c: Context, priced: Priced, known: Paces, recomputed: Floats) -> Pipeline:
@@ -104,9 +105,19 @@ def pipeline_parts(c: Context, priced: Priced, known: Paces, recomputed: Floats)
         time["pp"] = waiting + held * (2.0 * p.vp * hop * m)
     hidden = each(hidden)
     hidden["dp"] = np.zeros(len(p))
+    scattering = None
     if known.units is not None:
         hidden["dp"] = of_step * known.units.of_all.take(known.of_units) - time["dp"]
-    return Pipeline(time=time, hidden=hidden, forward=forward_max, backward=busy_max - forward_max)
+        backward = known.units.backward
+        if (p.replicas > 1).any():
+            scattering = flat(backward).take(slowest * len(backward) + known.of_units)
+    return Pipeline(
+        time=time,
+        hidden=hidden,
+        forward=forward_max,
+        backward=busy_max - forward_max,
+        scattering=scattering,
+    )
 
 
 def shards_of(c: Context) -> Shards:
@@ -154,14 +165,14 @@ def last_backwards(p: Plans, micro_batches: Ints | Floats) -> Floats:
     return np.asarray(BESIDE * np.maximum(rounds, 1.0))
 
 
-def reduction_window(sharding: Ints, pp: Ints, window: Floats, forward: Floats, backward: Floats) -> Floats:
+def reduction_window(every: Bools, pp: Ints, window: Floats, forward: Floats, backward: Floats) -> Floats:
     """Seconds of computing that one reduction of gradients hides under: a step's only one under ``window``
-    last backwards; one a micro-batch (ZeRO-2) under that micro-batch's own backward and, in a pipeline, the
-    forward of another that comes next: the time until the next reduction is all there is."""
-    if not (sharding == Sharding.ZERO2).any():
+    last backwards; one of ``every`` micro-batch (ZeRO-2) under that micro-batch's own backward and, in a
+    pipeline, the forward of another that comes next: the time until the next reduction is all there is."""
+    if not every.any():
         return window * backward
     each = BESIDE * (backward + (pp > 1) * forward)
-    return np.where(sharding == Sharding.ZERO2, each, window * backward)
+    return np.where(every, each, window * backward)
 
 
 class Step(NamedTuple):
@@ -180,13 +191,18 @@ def step_parts(
     pipeline = pipeline_parts(c, priced, known, recomputed)
     transfers = paid.transfers.gather(at)
     window = last_backwards(p, m)
-    times = reductions(p.sharding, m)
-    under = reduction_window(p.sharding, p.pp, window, pipeline.forward, pipeline.backward)
+    times = reductions(c.scatters_each, m)
+    under = reduction_window(c.scatters_each, p.pp, window, pipeline.forward, pipeline.backward)
     exposed = transfers.exposed(c.stack, times, under, window * pipeline.forward)
     time, hidden = pipeline.time, pipeline.hidden
     once_a_step = 1.0 - c.gathers
     moved = once_a_step * (times * transfers.reduce + transfers.gathered) + transfers.replicas
-    exposed = once_a_step * exposed + beyond(transfers.replicas, window * pipeline.backward)
+    if c.gathers.any():
+        alone = transfers.replicas
+        if c.stack.dp_overlap and pipeline.scattering is not None:
+            moving = pipeline.scattering * (window / BESIDE)
+            alone = transfers.replicas_alone(window * pipeline.backward, moving)
+        exposed = np.where(c.gathers, alone, exposed)
     time["dp"] = time["dp"] + exposed
     hidden["dp"] = hidden["dp"] + moved - exposed
     time["optimizer"] = transfers.optimizer

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from meshplan.cluster.profile import Profile
-from meshplan.cost.costs import Floats
+from meshplan.cost.costs import Bools, Floats
 from meshplan.cost.full.comm import Links
 from meshplan.cost.full.stack import Stack
 from meshplan.cost.full.topology import Group
@@ -26,6 +26,8 @@ class Transfers:
     gathered: Floats
     replicas: Floats
     """Adding up the gradient shards of HSDP's replicas, once a step."""
+    apart: Bools
+    """Whether that runs beside the reduction inside a replica, on links of its own, and not after it."""
     optimizer: Floats
 
     def gather(self, rows: Ints) -> Transfers:
@@ -34,18 +36,35 @@ class Transfers:
 
     def exposed(self, stack: Stack, times: Floats, backward_window: Floats, forward_window: Floats) -> Floats:
         """Seconds that no computing hides. A reduction (there are ``times``) hides under the backward of its
-        micro-batch (``backward_window`` seconds), the gathering under the first one's forward; one bucket
-        at each end, a twentieth, does not."""
+        micro-batch (``backward_window`` seconds), adding up replicas under the last one's, the gathering
+        under the first one's forward; one bucket at each end, a twentieth, does not."""
         if not stack.dp_overlap:
-            return times * self.reduce + self.gathered
-        return times * beyond(self.reduce, backward_window) + beyond(self.gathered, forward_window)
+            return times * self.reduce + self.replicas + self.gathered
+        found = self.last_reduction(backward_window) + beyond(self.gathered, forward_window)
+        if (times > 1).any():
+            found += (times - 1) * beyond(self.reduce, backward_window)
+        return found
+
+    def last_reduction(self, window: Floats) -> Floats:
+        """What of the last reduction, replicas included, ``window`` seconds of backward do not hide. Both are
+        ready to go unit by unit and share the window: one after the other, or the longer of two that run
+        beside each other."""
+        if not self.replicas.any():
+            return beyond(self.reduce, window)
+        both = self.reduce + self.replicas
+        longer = np.where(self.apart, np.maximum(self.reduce, self.replicas), both)
+        return np.maximum(BUCKET * both, longer - window)
+
+    def replicas_alone(self, window: Floats, moving: Floats) -> Floats:
+        """What of adding up replicas is not hidden where every micro-batch moves parameters and gradients of
+        its own for ``moving`` seconds of the same backward (FSDP)."""
+        return beyond(self.replicas, np.where(self.apart, window, np.maximum(window - moving, 0.0)))
 
 
-def reductions(sharding: Ints, micro_batches: Ints | Floats) -> Floats:
-    """How often a step reduces gradients: with every micro-batch where they are kept sharded (ZeRO-2, whose
-    ranks have no room for whole ones; arXiv 1910.02054, 5.2), otherwise once."""
-    zero2 = sharding == Sharding.ZERO2
-    return np.where(zero2, micro_batches, 1.0) if zero2.any() else np.ones(len(sharding))
+def reductions(every: Bools, micro_batches: Ints | Floats) -> Floats:
+    """How often a step reduces gradients: with every micro-batch where they are kept sharded (``every``:
+    ZeRO-2, whose ranks have no room for whole ones; arXiv 1910.02054, 5.2), otherwise once."""
+    return np.where(every, micro_batches, 1.0) if every.any() else np.ones(len(every))
 
 
 def beyond(seconds: Floats, window: Floats) -> Floats:
@@ -103,7 +122,16 @@ def gradient_transfers(
     shard = shards.dense / shards.dense_group.size * stack.reduce_bytes
     replicas = links.seconds("all_reduce", shard, shards.replica_group, shards.replica_span)
     optimizer = traffic / rate + offload_seconds(stack.offloaded * owned, profile, stack)
-    return Transfers(reduce=reduce, gathered=gathered, replicas=replicas, optimizer=optimizer)
+    apart = _apart(shards, stack)
+    return Transfers(reduce=reduce, gathered=gathered, replicas=replicas, apart=apart, optimizer=optimizer)
+
+
+def _apart(shards: Shards, stack: Stack) -> Bools:
+    """Whether replicas are added up beside the reduction inside them. torch does so on a stream of its own,
+    one unit behind (``_fsdp_collectives.py``); two transfers that both cross nodes, or both stay inside one,
+    share their links all the same. Megatron has one stream for both (``param_and_grad_buffer.py``)."""
+    inside, across = (g.size <= g.per_node for g in (shards.dense_group, shards.replica_group))
+    return np.asarray((inside != across) & (stack.family == "torch"))
 
 
 def adam_bytes(stack: Stack) -> float:
