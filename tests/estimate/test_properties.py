@@ -144,16 +144,18 @@ def test_sharding_more_states_holds_less(q):
 @QUICK
 @given(questions(), st.sampled_from([1.5, 2.0, 8.0]))
 def test_more_bandwidth_is_never_slower(q, factor):
-    before = float(q.cost().step_s[0])
+    """Where the GPU sets the pace. Where the host does, a step's micro-batches take as long as it needs; what
+    links save is waited for, and forward, which the host launches first, gets the waiting. The backward that
+    a reduction hides under is shorter by as much at most."""
+    slow = q.cost()
     tiers = q.cluster.tiers
     for i in range(len(tiers)):
         faster = tuple(
             replace(t, bandwidth=t.bandwidth * factor) if i == j else t for j, t in enumerate(tiers)
         )
-        after = float(q.cost(cluster=replace(q.cluster, tiers=faster)).step_s[0])
-        # Where the host is slower than the GPU, faster links move its waiting from backward to forward, and a
-        # reduction has a little less backward to hide under.
-        assert after <= before * 1.01, tiers[i].name
+        fast = q.cost(cluster=replace(q.cluster, tiers=faster))
+        waits = max(float(fast.time["host"][0] - slow.time["host"][0]), 0.0)
+        assert fast.step_s[0] <= slow.step_s[0] * (1 + 1e-9) + waits, tiers[i].name
 
 
 @QUICK
