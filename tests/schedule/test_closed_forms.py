@@ -10,7 +10,7 @@ import pytest
 
 from meshplan.errors import InputError
 from meshplan.schedule.automatic import automatic_zero_bubble
-from meshplan.schedule.closed_form import CODES, SEARCHED, in_flight, step_time
+from meshplan.schedule.closed_form import CODES, SEARCHED, bubbles, in_flight, step_time
 from meshplan.schedule.generate import SCHEDULES, make_order
 from meshplan.schedule.simulate import simulate
 
@@ -110,6 +110,36 @@ def test_overlapped_pairs(name: str) -> None:
             CODES[name], ranks, vp, m, 1, b, w, ranks, b * ranks, w * ranks, pair_share=share
         )
         assert -0.01 <= float(total) / run.step - 1 <= 0.08
+
+
+@pytest.mark.parametrize("name", ["dualpipe", "dualpipe-v"])
+@pytest.mark.parametrize("spread", [0.0, 0.15])
+def test_pairs_that_save_nothing(name: str, spread: float) -> None:
+    """Stages equal, or not by up to 15 %, the last up to 1.4 times the others; hops hide beside pairs."""
+    rng, errors = np.random.default_rng(8), []
+    for _ in range(30):
+        ranks = int(rng.choice([4, 8, 16]))
+        m = ranks * int(rng.integers(2, 8))
+        order = make_order(name, ranks=ranks, micro_batches=m)
+        vp = order.stages // ranks
+        size = rng.uniform(1 - spread, 1 + spread, order.stages) / vp
+        size[-1] *= rng.uniform(1, 1.4) if spread else 1
+        times = size, rng.uniform(0.9, 1.6) * size, rng.uniform(0.4, 1.1) * size
+        hop = rng.choice([0.0, 0.05])
+        run = simulate(order, **dict(zip(KINDS, times, strict=True)), p2p=hop, pair_share=1.0)
+        ranked = [(x + x[::-1]) / 2 if vp == 1 else x[:ranks] + x[::-1][:ranks] for x in times]
+        busy = int(np.argmax(sum(ranked)))
+        sums, most = [x.sum() for x in ranked], [x[busy] for x in ranked]
+        total, bubble = step_time(CODES[name], ranks, vp, m, *most, *sums, hop, pair_share=1.0)
+        one = np.array([CODES[name]]), np.array([ranks]), np.array([vp]), np.array([float(m)])
+        columns = [np.array([x]) for x in (*most, *sums, hop)]
+        found = bubbles(*one, *columns, paired=True)
+        assert float(sum(found)[0]) == pytest.approx(float(bubble), rel=1e-9)
+        errors.append(float(total) / run.step - 1)
+    low, high = (-0.01, 0.02) if spread == 0 else (-0.03, 0.06)
+    assert low <= min(errors)
+    assert max(errors) <= high
+    assert np.median(np.abs(errors)) <= (0.01 if spread == 0 else 0.02)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

@@ -49,6 +49,23 @@ def test_as_the_whole_order(name: str, spread: float, overlap: bool) -> None:
             assert ends[i] == pytest.approx(run.pipeline_end, rel=1e-9)
 
 
+@pytest.mark.parametrize("name", ["dualpipe", "dualpipe-v"])
+@pytest.mark.parametrize("share", [0.8, 1.0])
+def test_pairs_as_the_whole_order(name: str, share: float) -> None:
+    rng = np.random.default_rng(11)
+    for ranks, vp, counts in problems(name, 6):
+        stages = order_of(name, ranks=ranks, micro_batches=counts[0], vp=vp).stages
+        f, b, w = (rng.uniform(0.8, 1.2, (len(counts), stages)) for _ in range(3))
+        ends = pipeline_ends(
+            name, ranks=ranks, vp=vp, micro_batches=counts, forward=f, backward_input=b, weight=w, p2p=0.05,
+            pair_share=share,
+        )  # fmt: skip
+        for i, count in enumerate(counts):
+            order = order_of(name, ranks=ranks, micro_batches=count, vp=vp)
+            run = simulate(order, forward=f[i], backward_input=b[i], weight=w[i], p2p=0.05, pair_share=share)
+            assert ends[i] == pytest.approx(run.pipeline_end, rel=1e-9)
+
+
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_many_runs_at_once(name: str) -> None:
     """Enough runs that they are played in arrays, some of them settled only late or never."""

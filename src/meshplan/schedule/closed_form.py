@@ -38,6 +38,8 @@ CODES: dict[str, int] = {
     "dualpipe-v": 10,
 }
 """The code of every schedule; the same numbers as in the table of plans."""
+PAIRED = (CODES["dualpipe"], CODES["dualpipe-v"])
+"""Those with overlapped pairs of forward and backward."""
 
 SEARCHED = 11
 """ZB-H2 whose order is searched for the durations (ZB-2p), with ranks that take their optimizer step without
@@ -119,7 +121,7 @@ def step_time(
         else:
             waits, shown = _HOPS[one](case)
             own, hops = _BUBBLES[one](case), np.where(hidden[rows], waits, shown) * hop[rows]
-        if one in (CODES["dualpipe"], CODES["dualpipe-v"]):
+        if one in PAIRED:
             paired = ~np.isnan(share[rows])
             own = np.where(paired, _paired_bubble(case, share[rows]), own)
             work[rows] -= np.where(paired, _time_saved(case, share[rows]), 0.0)
@@ -139,9 +141,12 @@ def bubbles(
     b_sum: Floats,
     w_sum: Floats,
     p2p: Floats,
+    *,
+    paired: bool = False,
 ) -> tuple[Floats, Floats]:
     """Seconds of the bubble of ``step_time`` with hops that take no time, and what hops add to it where only
-    the receiver waits for them. Columns of equal length."""
+    the receiver waits for them. Columns of equal length. ``paired``: DualPipe's pairs run as one, and take as
+    long as their forward and backward do one after the other."""
     bubble, added = np.zeros(len(p)), np.zeros(len(p))
     fr, br, wr = (np.maximum(s - x, 0.0) for s, x in ((f_sum, f_max), (b_sum, b_max), (w_sum, w_max)))
     whole = _Case(p.astype(np.float64), v.astype(np.float64), m, f_max, b_max, w_max, fr, br, wr, p2p)
@@ -155,6 +160,8 @@ def bubbles(
         if one in (CODES["v-half"], CODES["v-min"]):
             bubble[rows] = own = _BUBBLES[one](case._replace(h=0.0 * case.h))
             added[rows] = _BUBBLES[one](case) - own
+        elif paired and one in PAIRED:
+            bubble[rows], added[rows] = _paired_bubble(case, np.ones(1)), _HOPS[one](case)[0] * case.h
         else:
             bubble[rows], added[rows] = _BUBBLES[one](case), _HOPS[one](case)[0] * case.h
     several = np.minimum(p - 1, 1)  # 0 where one rank waits for nobody
@@ -290,11 +297,22 @@ def _dualpipe_v(c: _Case) -> Floats:
 
 
 def _paired_bubble(c: _Case, share: Floats) -> Floats:
-    """``depth - 1`` times (pair + full backward - 3 weight gradients) of a stage; DualPipe folds at p / 2."""
+    """``depth - 1`` times (pair + full backward - 3 weight gradients) of the other ranks' stages; DualPipe
+    folds at p / 2. Others that have less to do catch up in the ``2 (2 depth - 1)`` pairs around which the
+    ramps turn, until only what weight gradients leave of the backwards is waited for (read off the
+    simulation)."""
+    several = np.maximum(c.p - 1, 1.0)
     depth = np.where(c.v > 1, c.p, c.p / 2)
-    one = share * (c.f + c.b + c.w) + c.b - 2 * c.w
-    bubble: Floats = np.maximum((depth - 1) * one / c.v, 0.0)
-    return bubble
+    others = np.where(c.v > 1, 1 / c.v, np.maximum(c.p / 2 - 1, 0.0) / several)
+    work = c.fr + c.br + c.wr
+    behind = np.maximum(c.f + c.b + c.w - work / several, 0.0) * (c.p > 1)
+    caught_up = 2 * (2 * depth - 1) * share * behind / c.v
+    found = _most(
+        others * (share * work + c.br - 2 * c.wr) - caught_up, others * (c.br - c.wr), np.zeros_like(c.p)
+    )
+    # Pairs that save nothing only add to what must be waited for.
+    alone = np.where(c.v > 1, _dualpipe_v(c), _dualpipe(c))
+    return np.where(share < 1, found, np.maximum(found, alone))
 
 
 def _time_saved(c: _Case, share: Floats) -> Floats:

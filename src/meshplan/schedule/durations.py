@@ -85,7 +85,7 @@ class Durations:
         # Boundary s lies between stages s and s + 1.
         stage, forward = order.stage[actions], order.kind[actions] == F
         if self.overlap_p2p:
-            fed = links.feeds[actions] >= 0
+            fed = (links.feeds[actions] >= 0) & ~links.beside[actions]
             hop[fed] = self.p2p[stage[fed] - forward[fed]]
             return Spent(work, held, hop)
         # The sender is held instead, so its result is there when it goes on. The backward of a pair

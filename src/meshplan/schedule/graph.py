@@ -43,6 +43,8 @@ class Graph:
 
     feeds: Indices
     """For every action, the one on another rank it needs, by flat index; -1 for none."""
+    beside: Flags
+    """Whether that is a pair that runs as one piece of work, and its result has travelled by its end."""
     sends_on: Flags
     sends_back: Flags
     """Whether another rank needs an action's result, for the next stage or for the one before."""
@@ -120,10 +122,14 @@ def graph(order: Order, *, together: bool = False) -> Graph:
     if late.size:
         a = int(late[0])
         raise InputError(f"{_place(order, a)} comes before {order.action(int(same_rank[a]))}, which it needs")
+    beside = np.zeros(len(order), dtype=bool)
     if together:
         # The forward of a pair ends with the backward after it: who needs the one waits for the other.
         ends_with = np.arange(len(order)) + order.paired
         feeds = np.where(feeds >= 0, ends_with[feeds], feeds)
+        # What a pair sends, it sends while it runs.
+        in_pair = order.paired | np.append([False], order.paired[:-1])
+        beside = np.asarray((feeds >= 0) & in_pair[feeds])
     depth = _depths(order, feeds)
     # Ranks lie one after the other and depth grows along each, so equal depths stay sorted by rank.
     sequence = np.argsort(depth, kind="stable")
@@ -139,9 +145,10 @@ def graph(order: Order, *, together: bool = False) -> Graph:
     sends_on, sends_back = np.zeros((2, len(order)), dtype=bool)
     sends_on[feeds[fed[onward]]] = True
     sends_back[feeds[fed[~onward]]] = True
-    sites = _sites(order, (feeds >= 0, sends_on, sends_back))
+    sites = _sites(order, (feeds >= 0, sends_on, sends_back, beside))
     return Graph(
         feeds=feeds,
+        beside=beside,
         sends_on=sends_on,
         sends_back=sends_back,
         sites=sites,
@@ -156,7 +163,7 @@ def graph(order: Order, *, together: bool = False) -> Graph:
     )
 
 
-def _sites(order: Order, links: tuple[Flags, Flags, Flags]) -> Sites:
+def _sites(order: Order, links: tuple[Flags, ...]) -> Sites:
     """Group the actions by all that their times depend on but the micro-batch."""
     rank = order.rank.astype(np.int64)
     partner = np.zeros(len(order), dtype=np.int64)

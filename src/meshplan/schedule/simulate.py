@@ -40,7 +40,8 @@ def simulate(
     is on another rank. With ``overlap_p2p`` the sender goes on computing meanwhile; without, it is held.
     ``tail``: a number or one a rank, work after a rank's last action (gradient synchronisation).
     ``pair_share``: what an overlapped forward-backward pair takes, as a share of both run one after
-    the other; both then start and end together. ``None`` runs them one after the other.
+    the other; both then start and end together, and what they send travels meanwhile (arXiv 2412.19437,
+    3.2.1). ``None`` runs them one after the other.
 
     Raises InputError for negative or NaN durations, wrong shapes, and orders that cannot finish.
     """

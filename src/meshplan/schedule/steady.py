@@ -65,6 +65,7 @@ def pipeline_ends(
     weight: Floats,
     p2p: Any = 0.0,
     overlap_p2p: bool = True,
+    pair_share: float | None = None,
 ) -> Floats:
     """When every rank ends its last action, (runs, ranks), in the unit of the durations.
 
@@ -75,9 +76,10 @@ def pipeline_ends(
     counts = np.broadcast_to(np.asarray(micro_batches, dtype=np.int64), (runs,))
     hops = np.broadcast_to(np.asarray(p2p, dtype=np.float64), (runs,))
     times = (forward, backward_input, weight)
+    together = pair_share is not None
     shared: dict[_Short, list[int]] = defaultdict(list)
     for run, count in enumerate(counts.tolist()):
-        shared[_shortened(name, ranks, vp, count)].append(run)
+        shared[_shortened(name, ranks, vp, count, together)].append(run)
     ends = np.empty((runs, ranks))
     for short, members in shared.items():
         order = make_order(
@@ -89,7 +91,7 @@ def pipeline_ends(
             rows = np.array(members[first : first + at_once])
             more = counts[rows] - short.micro_batches
             f, i, w = (t[rows].T for t in times)
-            durations = Durations.of(order, (len(rows),), f, i, w, hops[None, rows], overlap_p2p, None)
+            durations = Durations.of(order, (len(rows),), f, i, w, hops[None, rows], overlap_p2p, pair_share)
             ends[rows] = _ends(order, durations, more)
     return ends
 
@@ -97,7 +99,7 @@ def pipeline_ends(
 def peak_alive(name: str, *, ranks: int, vp: int, micro_batches: int, activations: Floats) -> Floats:
     """Most activations alive on every rank, (runs, ranks), in the unit of ``activations``, (runs, stages):
     what one micro-batch keeps on each stage, from its forward until its backward is done."""
-    short = _shortened(name, ranks, vp, micro_batches)
+    short = _shortened(name, ranks, vp, micro_batches, False)
     order = make_order(
         name, ranks=ranks, micro_batches=short.micro_batches, vp=_vp(name, vp), group=short.group,
         unfilled=True,
@@ -119,7 +121,7 @@ def _vp(name: str, vp: int) -> int | None:
 
 
 @lru_cache(maxsize=4096)
-def _shortened(name: str, ranks: int, vp: int, micro_batches: int) -> _Short:
+def _shortened(name: str, ranks: int, vp: int, micro_batches: int, together: bool) -> _Short:
     """The shortest order with the same middle; the run's own where there is none."""
     group = usual_group(name, ranks=ranks, micro_batches=micro_batches, vp=vp)
     whole = _Short(micro_batches, group)
@@ -136,14 +138,14 @@ def _shortened(name: str, ranks: int, vp: int, micro_batches: int) -> _Short:
         name, ranks=ranks, micro_batches=short.micro_batches, vp=_vp(name, vp), group=short.group,
         unfilled=True,
     )  # fmt: skip
-    middle = _middle(order)
+    middle = _middle(order, together)
     return whole if middle is None or fewer % middle.micro_batches else short
 
 
 @lru_cache(maxsize=512)
-def _middle(order: Order) -> _Middle | None:
+def _middle(order: Order, together: bool) -> _Middle | None:
     """Where an order can be made longer: the one stretch in which whole micro-batches repeat."""
-    links = graph(order)
+    links = graph(order, together=together)
     if len(links.repeats) != 1:
         return None
     start, stop, period, reach, back = links.repeats[0]
@@ -157,12 +159,13 @@ def _middle(order: Order) -> _Middle | None:
 
 def _ends(order: Order, durations: Durations, more: Ints) -> Floats:
     """(runs, ranks): ends of runs that have ``more`` micro-batches than the order."""
-    links = graph(order)
+    together = durations.pair_share is not None
+    links = graph(order, together=together)
     spent = durations.at(order, links, links.sites.example)
     taken, hop = spent.work + spent.held, spent.hop
     row = links.sites.of[links.sequence]
     last = links.place[order.first[1:] - 1]
-    middle = _middle(order) if more.any() else None
+    middle = _middle(order, together) if more.any() else None
     if len(more) * len(row) <= _SCALAR * len(links.depths):
         each = enumerate(more.tolist())
         return np.stack([_ends_of_one(links, taken[:, i], hop[:, i], last, middle, n) for i, n in each])

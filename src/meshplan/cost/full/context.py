@@ -150,12 +150,14 @@ class Context:
         """GPUs in a scale-up domain."""
         return self.cluster.gpus_per_node
 
-    def per_rank(self, per_kind: list[Floats]) -> Floats:
-        """(plans, types): Σ over kinds of layers held × a value for each plan."""
-        held = zeros(len(self.plans), self.splits.ranks.shape[1])
+    def per_rank(self, per_kind: list[Floats], *, keeping: bool = False) -> Floats:
+        """(plans, types): Σ over kinds of layers held × a value for each plan; with ``keeping`` layers count
+        as micro-batches alive count them."""
+        total = zeros(len(self.plans), self.splits.ranks.shape[1])
+        layers = rows(self.splits.keeping, self.splits.of_plan) if keeping else self.layers
         for k, value in enumerate(per_kind):
-            held += self.layers[:, :, k] * value[:, None]
-        return held
+            total += layers[:, :, k] * value[:, None]
+        return total
 
     def padded_vocab(self, tp: Ints) -> Floats:
         """Vocabulary as the stack shards it (``Stack.vocabulary``), a multiple of tp."""

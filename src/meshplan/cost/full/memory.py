@@ -221,8 +221,8 @@ def _held(c: Context, priced: Priced) -> _Held:
     gathers_input = (c.stack.family == "torch") & priced.keys.sp[at][:, None]
     none = zeros(*c.ranks.shape) > 0
     return _Held(
-        kept=c.per_rank([a.kept[at] for a in priced.activations]) * alive,
-        inputs=c.per_rank([a.input[at] for a in priced.activations]) * alive,
+        kept=c.per_rank([a.kept[at] for a in priced.activations], keeping=True) * alive,
+        inputs=c.per_rank([a.input[at] for a in priced.activations], keeping=True) * alive,
         ends=_ends(c, stream, np.where(gathers_input, whole_stream, stream), alive),
         moment=momentary(c, priced, none),
         moment_recomputed=momentary(c, priced, ~none),
@@ -239,7 +239,7 @@ def _ends(c: Context, stream: Floats, head_input: Floats, alive: Floats) -> Floa
     mtp = len(c.model.mtp)
     head = (1 + mtp) * (stream + head_input) + 4 * mtp * stream
     if c.stack.family != "torch":
-        return np.asarray(head * c.last)
+        return np.asarray(head * np.ceil(c.last))  # a DualPipe end has one of its two stages' in full
     sent = stream * alive * (c.plans.pp[:, None] > 1)
     return np.asarray(head * c.last + sent * (1 - c.last))
 

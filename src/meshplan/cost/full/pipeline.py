@@ -27,7 +27,7 @@ from meshplan.cost.full.topology import Group
 from meshplan.cost.full.work import hop_seconds, paces, rank_work
 from meshplan.plan.kinds import Schedule
 from meshplan.plan.plans import Ints, Plans
-from meshplan.schedule.closed_form import SEARCHED, bubbles, step_time
+from meshplan.schedule.closed_form import PAIRED, SEARCHED, bubbles, step_time
 from meshplan.schedule.result import Simulation
 from meshplan.schedule.simulate import simulate
 from meshplan.schedule.steady import order_of, peak_alive, pipeline_ends
@@ -66,6 +66,9 @@ class Pipelines:
     """Seconds from a stage to the next on another rank."""
     holds: Bools
     """Whether sending holds the sender."""
+    pairs: bool
+    """Whether DualPipe's pairs of forward and backward run as one: their durations are what is left where
+    each hides the other's all-to-alls, so that a pair takes as long as both."""
     searched: Bools
     """Whether the software searches the order of passes."""
     tail: Floats
@@ -156,7 +159,11 @@ class Pipelines:
             p2p=self.hop[row],
             overlap_p2p=not self.holds[row],
             tail=self.tail[row, :pp],
+            pair_share=self._pair_share(schedule),
         )
+
+    def _pair_share(self, schedule: Schedule) -> float | None:
+        return 1.0 if self.pairs and int(schedule) in PAIRED else None
 
     def layers_of(self, row: int) -> tuple[int, ...]:
         """Layers of every stage of one plan, multi-token-prediction layers left out."""
@@ -226,6 +233,7 @@ class Pipelines:
             both = pipeline_ends(
                 name, ranks=ranks, vp=vp, **times, micro_batches=np.tile(self.micro_batches[members], 2),
                 p2p=np.append(hop, 0.0 * hop), overlap_p2p=not holds,
+                pair_share=self._pair_share(Schedule(int(self.plans.schedule[members[0]]))),
             )  # fmt: skip
             ends[members, :ranks], free[members, :ranks] = both[: len(members)], both[len(members) :]
         alive = self._ranks_alive(rows, self.activations)
@@ -315,6 +323,7 @@ def pipelines(c: Context) -> Pipelines:
         weight=weight,
         hop=hop_seconds(c, priced),
         holds=np.asarray(holds),
+        pairs=c.stack.overlaps_experts,
         searched=c.searched,
         tail=tail,
         gather=gather,

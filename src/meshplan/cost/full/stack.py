@@ -197,7 +197,7 @@ class Stack:
     """*Fitted*: the same for a mixture-of-experts layer."""
     overlaps_experts: bool = False
     """The all-to-all of one micro-batch runs under the computing of another; ``ep_exposed`` is what is
-    left."""
+    left. Pairs of DualPipe then run as one piece of work (arXiv 2412.19437, 3.2.1)."""
     host_overlap: float = 1.0
     """*Fitted*: what the host needs for a layer cut into the pieces that overlap takes, as a multiple."""
     host_backward: float = 1.0

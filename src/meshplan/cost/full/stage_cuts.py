@@ -65,6 +65,7 @@ def cut_up(c: Context) -> Cuts:
     stages = Splits(
         of_plan=of_plan,
         layers=held,
+        keeping=held,
         first=np.broadcast_to(number == 0, there.shape).astype(np.float64),
         last=last.astype(np.float64),
         ranks=there.astype(np.float64),
@@ -76,6 +77,7 @@ def cut_up(c: Context) -> Cuts:
     ranks = Splits(
         of_plan=of_plan,
         layers=by_rank,
+        keeping=by_rank,
         first=ends[:, :, 0] * real,
         last=ends[:, :, 1] * real,
         ranks=real.astype(np.float64),

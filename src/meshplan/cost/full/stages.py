@@ -68,14 +68,23 @@ class RankType:
     last: float
     ranks: int
     earliest: int
+    keeping: tuple[float, ...]
+    """``layers`` as micro-batches alive count them, which differ over a DualPipe rank's two stages."""
 
 
-_Alike = tuple[tuple[float, ...], float, float]
+_Alike = tuple[tuple[float, ...], float, float, tuple[float, ...]]
 
 
-def _mean(a: _Alike, b: _Alike) -> _Alike:
-    layers = tuple((x + y) / 2 for x, y in zip(a[0], b[0], strict=True))
-    return layers, (a[1] + b[1]) / 2, (a[2] + b[2]) / 2
+def _both(held: list[list[int]]) -> list[_Alike]:
+    """DualPipe's ranks, each with half the work of stage i and of stage p - 1 - i. Of the one, p - i
+    micro-batches are alive, of the other i + 1, p + 1 together, as ``schedule.steady.peak_alive`` counts."""
+    pp, found = len(held), []
+    for i, (mine, other) in enumerate(zip(held, reversed(held), strict=True)):
+        mean = tuple((x + y) / 2 for x, y in zip(mine, other, strict=True))
+        alive = tuple(((pp - i) * x + (i + 1) * y) / (pp + 1) for x, y in zip(mine, other, strict=True))
+        end = 0.5 * (i in (0, pp - 1))
+        found.append((mean, end, end, alive))
+    return found
 
 
 @lru_cache(maxsize=65536)
@@ -103,18 +112,17 @@ def rank_types(
     last_rank = 0 if placement == 1 and vp % 2 == 0 else pp - 1
     for kind in with_head:
         held[last_rank][kind] += 1
-    alike = [
-        (tuple(map(float, counts)), float(rank == 0), float(rank == last_rank))
-        for rank, counts in enumerate(held)
-    ]
-    if placement == 2:
-        alike = [_mean(mine, other) for mine, other in zip(alike, reversed(alike), strict=True)]
+    if placement == 2 and pp > 1:
+        alike = _both(held)
+    else:
+        counts = [tuple(map(float, layers)) for layers in held]
+        alike = [(n, float(rank == 0), float(rank == last_rank), n) for rank, n in enumerate(counts)]
     found: dict[_Alike, list[int]] = {}
     for rank, key in enumerate(alike):
         found.setdefault(key, []).append(rank)
     return tuple(
-        RankType(layers=counts, first=first, last=last, ranks=len(ranks), earliest=ranks[0])
-        for (counts, first, last), ranks in found.items()
+        RankType(layers=layers, first=first, last=last, ranks=len(ranks), earliest=ranks[0], keeping=keeping)
+        for (layers, first, last, keeping), ranks in found.items()
     )
 
 
@@ -125,7 +133,8 @@ class Splits:
     of_plan: Ints
     """For each plan, its row here."""
     layers: Floats
-    """(splits, types, kinds)."""
+    """(splits, types, kinds), as is ``keeping``."""
+    keeping: Floats
     first: Floats
     last: Floats
     ranks: Floats
@@ -151,13 +160,22 @@ def splits_of(plans: Plans, model: Model, layer_kinds: tuple[Layer, ...]) -> Spl
         for i in index.tolist()
     ]
     types = max(len(r) for r in rows)
-    empty = (0.0,) * (kind_count + 4)
+    empty = (0.0,) * (2 * kind_count + 4)
     table = np.array(
         [
-            [(*t.layers, t.first, t.last, t.ranks, t.earliest) for t in row] + [empty] * (types - len(row))
+            [(*t.layers, *t.keeping, t.first, t.last, t.ranks, t.earliest) for t in row]
+            + [empty] * (types - len(row))
             for row in rows
         ]
     )
-    first, last, ranks, earliest = (table[:, :, kind_count + i].copy() for i in range(4))
-    layers = table[:, :, :kind_count].copy()
-    return Splits(of_plan=of_plan, layers=layers, first=first, last=last, ranks=ranks, earliest=earliest)
+    first, last, ranks, earliest = (table[:, :, 2 * kind_count + i].copy() for i in range(4))
+    layers, keeping = (table[:, :, i : i + kind_count].copy() for i in (0, kind_count))
+    return Splits(
+        of_plan=of_plan,
+        layers=layers,
+        keeping=keeping,
+        first=first,
+        last=last,
+        ranks=ranks,
+        earliest=earliest,
+    )

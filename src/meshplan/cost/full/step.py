@@ -81,7 +81,8 @@ def pipeline_parts(c: Context, priced: Priced, known: Paces, recomputed: Floats)
     busy, forward, weight = total(work.busy), total(work.forward), gpu.weight_of_all.take(known.of_gpu)
     hop = known.hop.take(known.of_hop)
     stages = (forward_max, busy_max - forward_max - weight_max, weight_max)
-    bubble, waiting = bubbles(c.orders, p.pp, p.vp, m, *stages, forward, busy - forward - weight, weight, hop)
+    sums = (forward, busy - forward - weight, weight)
+    bubble, waiting = bubbles(c.orders, p.pp, p.vp, m, *stages, *sums, hop, paired=c.stack.overlaps_experts)
 
     def each(values: dict[str, Floats]) -> dict[str, Floats]:
         """A step's seconds; of what no key has, nothing is gathered."""
