@@ -123,3 +123,11 @@ def test_a_report_that_cannot_be_written_is_refused_before_the_search(
     Path("here").touch()
     out, err = said(capsys, "plan", *SMALL, *flags, code=2)
     assert (out, words in err) == ("", True)
+
+
+@pytest.mark.parametrize(("command", "name"), [("models", "llama-3.1-8b"), ("gpus", "H100")])
+def test_a_name_behind_a_list_shows_that_one(command, name, capsys):
+    assert main([command, "show", name]) == 0
+    shown = capsys.readouterr().out
+    assert main([command, name]) == 0
+    assert capsys.readouterr().out == shown

@@ -13,8 +13,16 @@ app = cyclopts.App(name="gpus", help="List GPU presets; show one with the source
 
 
 @app.default
-def list_gpus(*, json_: Json = False) -> int:
-    """List the GPU presets: memory, dense peaks, links."""
+def list_gpus(name: str | None = None, /, *, json_: Json = False) -> int:
+    """List the GPU presets: memory, dense peaks, links.
+
+    Parameters
+    ----------
+    name
+        Only this one, as `meshplan gpus show NAME` shows it.
+    """
+    if name is not None:
+        return show(name, json_=json_)
     gpus = [load_gpu(name) for name in gpu_names()]
     if json_:
         data = {"schema_version": SCHEMA_VERSION, "gpus": [gpu_dict(gpu) for gpu in gpus]}

@@ -133,7 +133,7 @@ def measure(
     full = FullModel(stack=load_stack(stack))
     machine = cluster or ClusterFlags()
     cut = with_layers(load_model(model, download=download), layers)
-    work = _workload(workload or WorkloadFlags(), device)
+    work = _workload(workload or WorkloadFlags(), device, launcher)
     asked = _question(cut, machine, work)
     plans = [_plan(text, cut, work, asked, engine) for text in plan] or _best(full, asked, top, engine)
     specs = tuple(
@@ -166,11 +166,13 @@ def measure(
     return 0 if any(m.outcome == "ok" for m in found) else FAILED
 
 
-def _workload(flags: WorkloadFlags, device: str) -> Workload:
+def _workload(flags: WorkloadFlags, device: str, launcher: str) -> Workload:
+    """What a step trains on: in bf16 where a GPU does it, here or under Slurm, else in fp32."""
     if flags.seq is None or flags.gbs is None:
         raise InputError("--seq and --gbs are needed: what one step trains on")
     no_habits(flags, "the run measures what it does")
-    on_gpu = device == "cuda" or (device == "auto" and shutil.which("nvidia-smi") is not None)
+    there = launcher == "slurm" or shutil.which("nvidia-smi") is not None
+    on_gpu = device == "cuda" or (device == "auto" and there)
     return Workload(seq=flags.seq, gbs=flags.gbs, precision=flags.precision or ("bf16" if on_gpu else "fp32"))
 
 
@@ -180,6 +182,12 @@ def _question(model: Any, machine: ClusterFlags, work: Workload) -> Question | N
         return None
     flags = WorkloadFlags(seq=work.seq, gbs=work.gbs, precision=work.precision)  # type: ignore[arg-type]
     asked = question("llama-3.1-8b", machine, flags, SpaceFlags())
+    gpu = asked.cluster.gpu
+    if work.precision == "fp32" and gpu.peak_flops.get("bf16", 0.0) > gpu.peak_flops.get("fp32", 0.0):
+        raise InputError(
+            f"on a CPU measure trains in fp32, and {gpu.name} is priced in bf16; --precision bf16 trains in"
+            " it on a CPU too, and plans named with --plan need no cluster"
+        )
     return replace(asked, model=model)
 
 

@@ -25,8 +25,16 @@ app = cyclopts.App(name="models", help="List model presets; show what a model is
 
 
 @app.default
-def list_models(*, json_: Json = False) -> int:
-    """List the model presets: parameters, active ones, layers."""
+def list_models(name: str | None = None, /, *, json_: Json = False) -> int:
+    """List the model presets: parameters, active ones, layers.
+
+    Parameters
+    ----------
+    name
+        Only this one, as `meshplan models show NAME` shows it.
+    """
+    if name is not None:
+        return show(name, json_=json_)
     models = [load_model(name) for name in preset_names()]
     if json_:
         data = {"schema_version": SCHEMA_VERSION, "models": [model_summary(model) for model in models]}

@@ -14,6 +14,8 @@ from meshplan.goodput.failures import Reliability
 from meshplan.goodput.money import Power, Price, usual_power, usual_price
 from meshplan.units import parse_power, parse_seconds
 
+MOST_DOLLARS = 1_000_000
+"""Beyond any price of a GPU hour: what is more is taken for a slip."""
 _SCALES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
 
 
@@ -36,8 +38,9 @@ def _dollars(text: str, what: str) -> float:
         value = float(text.strip().removeprefix("$"))
     except ValueError:
         value = math.nan
-    if not (math.isfinite(value) and value >= 0):
-        raise InputError(f"{what} must be dollars an hour of one GPU, like 2.50, not {shown(text)}")
+    if not 0 <= value <= MOST_DOLLARS:  # NaN is not
+        most = f"from 0 to {MOST_DOLLARS:,} like 2.50"
+        raise InputError(f"{what} must be dollars an hour of one GPU, {most}, not {shown(text)}")
     return value
 
 

@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 
 from meshplan.errors import InputError
+from meshplan.units import format_seconds
 
 YEAR_S = 365.25 * 86400.0
 GPU_MTTF_S = 54 * 86400.0 * 16384 / 419
@@ -96,8 +97,9 @@ def expected_losses(
     segment = interval_s + blocking_s
     if max(segment, restart_s) > HOPELESS * mtbf_s:
         raise InputError(
-            f"a failure every {mtbf_s:,.0f} s leaves no time to work: a restart takes {restart_s:,.0f} s and"
-            f" {segment:,.0f} s pass between checkpoints"
+            f"a failure every {format_seconds(mtbf_s)} leaves no time to work: a restart takes"
+            f" {format_seconds(restart_s)} and {format_seconds(segment)} pass between checkpoints; a longer"
+            " --gpu-mttf, a shorter --restart or --checkpoint, or --no-failures would do"
         )
     wall = mtbf_s * math.exp(restart_s / mtbf_s) * math.expm1(segment / mtbf_s) * useful_s / interval_s
     checkpoints = useful_s / interval_s * blocking_s

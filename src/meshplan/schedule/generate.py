@@ -102,9 +102,11 @@ def make_order(
     stages = _stages_per_rank(kind, vp)
     _check_counts(kind, ranks, micro_batches, unfilled)
     if 3 * ranks * stages * micro_batches > MOST_ACTIONS:
+        fits = MOST_ACTIONS // (3 * ranks * stages)
         raise InputError(
-            f"{ranks} ranks × {stages} stages × {micro_batches} micro-batches are more than "
-            f"{MOST_ACTIONS:,} actions, the most a simulation takes"
+            f"forward, input and weight gradient of {micro_batches:,} micro-batches on {ranks:,} ranks ×"
+            f" {stages:,} stages are more than {MOST_ACTIONS:,} actions, the most a simulation takes"
+            + (f"; {fits:,} micro-batches would do" if fits else "")
         )
     size = _group_size(kind, ranks, micro_batches, stages, group)
     return _made(kind.name, ranks, micro_batches, stages, size)
