@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -17,6 +17,7 @@ from meshplan.calibrate.nccl_tests import read_log
 from meshplan.calibrate.profile import calibration
 from meshplan.calibrate.samples import Sample, read_samples, write_samples
 from meshplan.calibrate.write import profile_path, write
+from meshplan.cli import main
 from meshplan.cluster.collectives import collective_seconds
 from meshplan.cluster.curves import gemm_seconds
 from meshplan.cluster.files import load_cluster
@@ -252,6 +253,57 @@ def test_the_command_works_from_samples_and_a_log_without_torch(tmp_path):
     assert bad.returncode == 2
     assert "does not hold the samples" in bad.stderr
     assert run("calibrate", "--out", str(tmp_path / "d.txt")).returncode == 2
+
+
+def _changed(change):
+    """The samples of a machine as written, with one thing wrong."""
+    data = json.loads(json.dumps({"about": ABOUT, "samples": [asdict(s) for s in machine()]}))
+    change(data)
+    return data
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            lambda d: d["samples"][0].update(seconds=[float("nan")]),
+            "seconds of matmul must be numbers above 0",
+        ),
+        (lambda d: d["samples"][0].update(seconds=[-1.0]), "seconds of matmul must be numbers above 0"),
+        (lambda d: d["samples"][0].update(seconds=[0.0]), "seconds of matmul must be numbers above 0"),
+        (lambda d: d["samples"][0].update(seconds=[]), "seconds of matmul must be numbers above 0, not '[]'"),
+        (lambda d: d["samples"][0].update(seconds=["x"]), "seconds of matmul must be numbers above 0"),
+        (lambda d: d["samples"][0].update(shape=[1]), "the shape of matmul must be 3 whole numbers from 1"),
+        (lambda d: d["samples"][0].update(op="gemv"), "unknown operation 'gemv'; known: matmul, attention"),
+        (lambda d: d["samples"][-1].update(size_bytes=-8), "must be a number from 0, not '-8'"),
+        (lambda d: d["samples"][-1].update(ranks=0), "must run among 1 rank or more"),
+        (lambda d: d.update(about={}), "does not hold the samples of a calibration"),
+        (lambda d: d.update(about=None), "does not hold the samples of a calibration"),
+        (lambda d: d.update(samples=7), "does not hold the samples of a calibration"),
+        (
+            lambda d: d.update(samples=[s for s in d["samples"] if s["op"] != "p2p"]),
+            "a link needs messages between two ranks (p2p) of two sizes or more",
+        ),
+        (
+            lambda d: d.update(samples=[s for s in d["samples"] if s["ranks"] == s["per_host"]]),
+            "hosts hold no transfer from one to another",
+        ),
+        (
+            lambda d: d.update(
+                samples=[s for s in d["samples"] if s["op"] != "all_reduce" or s["size_bytes"] == 4096]
+            ),
+            "all-reduce needs samples of two sizes or more",
+        ),
+    ],
+)
+def test_samples_that_cannot_be_are_refused_in_a_sentence(change, words, tmp_path, capsys):
+    file, out = tmp_path / "s.json", tmp_path / "c.yaml"
+    file.write_text(json.dumps(_changed(change)))
+    assert main(["calibrate", "--samples", str(file), "--out", str(out)]) == 2
+    told = capsys.readouterr().err
+    assert words in told, told
+    assert told.count("\n") == 1
+    assert not out.exists()
 
 
 def test_this_machine_is_measured(tmp_path):

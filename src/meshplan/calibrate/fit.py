@@ -114,6 +114,8 @@ def fit_link(samples: Sequence[Sample]) -> LinkFit:
     latency what the small ones take beyond it.
     """
     ordered = sorted(samples, key=lambda s: s.size_bytes)
+    if len({s.size_bytes for s in ordered}) < 2:
+        raise InputError("a link needs messages between two ranks (p2p) of two sizes or more")
     large = ordered[-3:]
     _, slope = line([s.size_bytes for s in large], [s.median_s / 2 for s in large])
     small = ordered[: max(len(ordered) // 2, 1)]
@@ -127,6 +129,8 @@ def fit_table(op: str, samples: Sequence[Sample]) -> TableFit:
     step strictly so."""
     ranks = sorted({s.ranks for s in samples})
     sizes = sorted({round(s.size_bytes) for s in samples if s.ranks == ranks[0]})
+    if len(sizes) < 2 or sizes[0] < 1:
+        raise InputError(f"{op.replace('_', '-')} needs samples of two sizes or more, each of a byte or more")
     rows = []
     for n in ranks:
         mine = sorted((s for s in samples if s.ranks == n), key=lambda s: s.size_bytes)

@@ -62,6 +62,8 @@ def calibration(
     copy, launch = _memory(samples)
     inside = [s for s in samples if s.per_host == s.ranks and s.ranks > 1]
     across = [s for s in samples if s.per_host < s.ranks]
+    if len(set(hosts)) > 1 and not across:
+        raise InputError(f"the samples of {len(set(hosts))} hosts hold no transfer from one to another")
     local = fit_link([s for s in inside if s.op == "p2p"]) if inside else None
     fits += [replace(local.fit, what="link inside a host")] if local else []
     peak = gemm[main].best
