@@ -154,7 +154,9 @@ class Context:
         """(plans, types): Σ over kinds of layers held × a value for each plan; with ``keeping`` layers count
         as micro-batches alive count them."""
         total = zeros(len(self.plans), self.splits.ranks.shape[1])
-        layers = rows(self.splits.keeping, self.splits.of_plan) if keeping else self.layers
+        layers, splits = self.layers, self.splits
+        if keeping and splits.keeping is not splits.layers:
+            layers = rows(splits.keeping, splits.of_plan)
         for k, value in enumerate(per_kind):
             total += layers[:, :, k] * value[:, None]
         return total

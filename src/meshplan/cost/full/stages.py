@@ -133,8 +133,9 @@ class Splits:
     of_plan: Ints
     """For each plan, its row here."""
     layers: Floats
-    """(splits, types, kinds), as is ``keeping``."""
+    """(splits, types, kinds)."""
     keeping: Floats
+    """The same as micro-batches alive count it; ``layers`` itself where no split is DualPipe's."""
     first: Floats
     last: Floats
     ranks: Floats
@@ -169,7 +170,8 @@ def splits_of(plans: Plans, model: Model, layer_kinds: tuple[Layer, ...]) -> Spl
         ]
     )
     first, last, ranks, earliest = (table[:, :, 2 * kind_count + i].copy() for i in range(4))
-    layers, keeping = (table[:, :, i : i + kind_count].copy() for i in (0, kind_count))
+    layers = table[:, :, :kind_count].copy()
+    keeping = table[:, :, kind_count : 2 * kind_count].copy() if (placement == 2).any() else layers
     return Splits(
         of_plan=of_plan,
         layers=layers,
