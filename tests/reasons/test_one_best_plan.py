@@ -110,6 +110,24 @@ def test_no_nearly_full_plan_comes_first_among_ties(asked: Callable[[list[str]],
     assert filled[0] <= ROOMY
 
 
+@pytest.mark.parametrize("question", ["qwen3-32b --gpus 64 --gbs 512", "qwen2.5-72b --gpus 128 --gbs 1024"])
+def test_the_first_plan_is_what_the_text_calls_it(
+    question: str, asked: Callable[[list[str]], dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The simplest of the tied plans; or, if the simplest nearly fill the memory, of those that do not."""
+    words = ["plan", *question.split(), "--gpu", "h100-sxm", "--seq", "8192", "--top", "1000"]
+    ranking = asked(words)
+    tied = [plan for plan in ranking["plans"] if plan["tied"]]
+    limit = ROOMY * ranking["cluster"]["memory_limit_bytes"]
+    roomy = [plan for plan in tied if plan["memory_bytes"] <= limit]
+    assert tied[0]["complexity"] == min(plan["complexity"] for plan in roomy)
+    assert main(words[:-2]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    of_all = tied[0]["complexity"] == min(plan["complexity"] for plan in tied)
+    assert ("#1 is the simplest of these, #" in text) == of_all
+    assert ("#1 is the simplest of these that leave 5% of the memory free, #" in text) != of_all
+
+
 @pytest.mark.parametrize("memory", ["1GB", "40GB"])
 def test_plans_that_do_not_fit_have_no_time(memory: str, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["plan", *RUN, "--top", "1", "--what-if", f"memory={memory}"]

@@ -187,7 +187,10 @@ def _ties(ranking: Ranking, shown: Sequence[int]) -> list[str]:
     text = f"≈: as fast as the fastest within {ranking.band:.1%}, the usual error of the model{known}"
     fastest = int(np.argmin(ranking.costs.step_s))
     if fastest and ranking.objective in BY_TIME:
-        text += f"; #1 is the simplest of these, #{fastest + 1} the fastest"
+        simple = ranking.complexity
+        fuller = bool((simple[tied] < simple[0]).any())
+        room = f" that leave {1 - ROOMY:.0%} of the memory free" if fuller else ""
+        text += f"; #1 is the simplest of these{room}, #{fastest + 1} the fastest"
     return [text]
 
 

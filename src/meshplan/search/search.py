@@ -30,7 +30,7 @@ from meshplan.search.fidelity import (
     simulate_row,
     simulating,
 )
-from meshplan.search.objective import ROOMY, Objective, complexity, tied
+from meshplan.search.objective import ROOMY, Objective, complexity, ranks, tied
 from meshplan.search.pool import Pool, no_costs
 from meshplan.search.ranking import Counts, Ranking
 from meshplan.search.same import no_effect_rules
@@ -217,5 +217,5 @@ def _simplest_first(costs: Costs, objective: Objective, band: float, cluster: Cl
     ties = np.flatnonzero(tied(costs.step_s, band))
     simple = complexity(costs.plans.take(ties), cluster.gpus_per_node)
     full = costs.memory_bytes[ties] > ROOMY * costs.memory_limit_bytes
-    first = ties[np.lexsort((costs.step_s[ties], simple, full))[0]]
+    first = ties[np.lexsort((ranks(costs.step_s[ties]), simple, full))[0]]
     return np.append(first, every[every != first])
