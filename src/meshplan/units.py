@@ -160,6 +160,50 @@ def format_percent(share: float, digits: int = 1) -> str:
     return f"{100 * share:.{digits}f}%"
 
 
+_PLURALS = (
+    "attempts|batches|bytes|candidates|cases|changes|characters|combinations|copies|cores|days|degrees|devices"
+    "|digits|dimensions|entries|errors|events|experts|failures|files|flags|GPUs|groups|heads|hops|hosts|hours"
+    "|iterations|kernels|kinds|layers|lines|measurements|micro-batches|minutes|models|nodes|numbers|others"
+    "|parameters|parts|phases|pictures|plans|points|positions|problems|processes|racks|ranks|replicas|rows"
+    "|rules|runs|samples|searches|seconds|sequences|settings|shapes|shards|sizes|sources|stages|steps|things"
+    "|tiers|times|tokens|traces|transfers|types|values|warnings|ways"
+)
+_BEFORE = (
+    "data-parallel|distinct|expert|feasible|key|measured|model|more|other|pipeline|published|query|stage|valid"
+    "|virtual|whole"
+)
+_VERBS = {
+    "are": "is", "do": "does", "differ": "differs", "fit": "fits", "have": "has", "hold": "holds",
+    "leave": "leaves", "make": "makes", "move": "moves", "need": "needs", "reach": "reaches", "take": "takes",
+    "were": "was",
+}  # fmt: skip
+_NAMES = "tp|cp|pp|dp|ep|etp|edp|vp|mbs|rank|stage|plan|phase|node|layer|step|tier"
+"""Before a number: it is a name's, as in ``pp 1 stages``."""
+_ENDS = {"ies": "y", "ches": "ch", "sses": "ss", "s": ""}
+_ONE = re.compile(
+    rf"(?<![\w.,/×·#-])(?P<name>(?:{_NAMES}) )?1 (?P<before>(?:(?:{_BEFORE}) )?)(?P<noun>{_PLURALS})\b"
+    rf"(?: (?P<verb>{'|'.join(_VERBS)})\b)?"
+)
+
+
+def one_is_singular(text: str) -> str:
+    """``text`` with ``1 ranks are`` as ``1 rank is``, for all the nouns that are counted here.
+
+    >>> one_is_singular("1 plans fit 1 GPUs, 11 plans 2; pp 1 stages")
+    '1 plan fits 1 GPU, 11 plans 2; pp 1 stages'
+    """
+    return _ONE.sub(_singular, text) if "1 " in text else text
+
+
+def _singular(found: re.Match[str]) -> str:
+    noun, verb = found["noun"], found["verb"]
+    if found["name"]:
+        return found[0]
+    many, one = next((many, one) for many, one in _ENDS.items() if noun.endswith(many))
+    noun = noun.removesuffix(many) + one
+    return f"1 {found['before']}{noun}" + (f" {_VERBS[verb]}" if verb else "")
+
+
 def _parse(text: object, units: Mapping[str, float], kind: str, examples: Sequence[str], what: str) -> float:
     place = f"{what}: " if what else ""
     usual = " or ".join(f"'{e}'" for e in examples)

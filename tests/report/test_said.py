@@ -17,6 +17,7 @@ from meshplan.plan.rules import RULES, Rule, Setting, rules_of
 from meshplan.plan.rules.registry import FRAMEWORKS
 from meshplan.report.said import said, sentences
 from meshplan.report.words import words_in
+from meshplan.units import one_is_singular
 
 ENGLISH, CHINESE = words_in("en"), words_in("zh")
 CASES = (
@@ -59,8 +60,17 @@ def reasons() -> dict[str, set[str]]:
     """By rule what it says of plans that break it."""
     found: dict[str, set[str]] = {}
     table = many(1500)
-    for name, gpus, seq, gbs in CASES:
-        setting = Setting(load_model(name), cluster_of("h100-sxm", gpus), Workload(seq=seq, gbs=gbs))
+    settings = [
+        Setting(load_model(name), cluster_of("h100-sxm", gpus), Workload(seq=seq, gbs=gbs))
+        for name, gpus, seq, gbs in CASES
+    ]
+    for precision in ("fp16", "nvfp4"):
+        work = Workload(
+            seq=4096, gbs=64, precision=precision, offload="optimizer", offload_fraction=0.5,
+            capacity_factor=1.2,
+        )  # fmt: skip
+        settings.append(settings[2]._replace(workload=work))
+    for setting in settings:
         for rule in rules():
             for row in np.flatnonzero(~rule.passes(setting, table))[:3].tolist():
                 found.setdefault(rule.id, set()).add(rule.explain(setting, table[row]))
@@ -70,7 +80,7 @@ def reasons() -> dict[str, set[str]]:
 def chinese(text: str) -> str:
     found = said(text, CHINESE)
     assert re.search(r"[\u4e00-\u9fff]", found), text
-    assert said(text, ENGLISH) == text
+    assert said(text, ENGLISH) == one_is_singular(text)
     # The same numbers stand in both.
     for value in re.findall(r"\d[\d,.]*\d|\d", text):
         assert value in found, (text, found)

@@ -88,6 +88,17 @@ SETTINGS = [
         ("llama-3.2-1b", "a100-80gb", 6000, 60),
     )
 ]
+SETTINGS += [
+    Setting(
+        load_model("deepseek-v3"),
+        cluster_of("b200-sxm", 64),
+        Workload(
+            seq=4096, gbs=96, precision=precision, offload="optimizer", offload_fraction=0.5,
+            capacity_factor=1.2,
+        ),
+    )
+    for precision in ("fp16", "nvfp4")
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("rule", REGISTRY.values(), ids=lambda rule: rule.id)

@@ -17,6 +17,7 @@ from meshplan.units import (
     format_flops,
     format_percent,
     format_seconds,
+    one_is_singular,
     parse_bandwidth,
     parse_bytes,
     parse_flops,
@@ -156,3 +157,19 @@ def test_what_is_printed_can_be_read_again(value):
 )
 def test_writes(text, expected):
     assert text == expected
+
+
+@pytest.mark.parametrize(
+    ("many", "one"),
+    [
+        ("1 ranks are idle", "1 rank is idle"),
+        ("over 1 pipeline ranks and 1 micro-batches", "over 1 pipeline rank and 1 micro-batch"),
+        ("1 plans have 1 copies, 1 processes", "1 plan has 1 copy, 1 process"),
+        ("1 of 1 feasible plans fit", "1 of 1 feasible plan fits"),
+        ("11 plans, 0.1 days, 1,001 ranks, 2/1 stages", "11 plans, 0.1 days, 1,001 ranks, 2/1 stages"),
+        ("fewer than pp 1 stages; rank 1 holds", "fewer than pp 1 stages; rank 1 holds"),
+        ("1 f1b, 1 fits, 1 as is", "1 f1b, 1 fits, 1 as is"),
+    ],
+)
+def test_one_thing_is_in_the_singular(many: str, one: str) -> None:
+    assert one_is_singular(many) == one

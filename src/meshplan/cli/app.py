@@ -19,6 +19,7 @@ from meshplan.cli.progress import hush
 from meshplan.cli.sentences import sentence
 from meshplan.errors import MeshplanError
 from meshplan.report.screen import printable
+from meshplan.units import one_is_singular
 
 BUG = 70
 """Exit code of a bug (``EX_SOFTWARE`` of sysexits.h)."""
@@ -173,7 +174,7 @@ def _complain(text: str, code: int, wants_json: bool) -> None:
 
     What was typed may stand in it, so that nothing in it may steer a terminal.
     """
-    text = printable(text)
+    text = one_is_singular(printable(text))
     line = json.dumps({"error": text, "exit_code": code}) if wants_json else f"error: {text}"
     encoding = sys.stderr.encoding or "utf-8"
     print(line.encode(encoding, "backslashreplace").decode(encoding), file=sys.stderr)

@@ -18,7 +18,7 @@ from meshplan.errors import InputError
 from meshplan.export.megatron_plan import pipeline_options
 from meshplan.model.layers import Moe
 from meshplan.plan.frameworks import framework_defaults
-from meshplan.plan.kinds import Schedule, Sharding
+from meshplan.plan.kinds import Schedule
 from meshplan.plan.plans import Plan
 from meshplan.plan.rules import LAYERS_DIVIDE_PP, LAYERS_DIVIDE_VP, Rule, Setting, rule_named
 from meshplan.report.rules_view import check_data, check_text
@@ -66,7 +66,9 @@ def check(
     download
         Fetch the config.json of an unknown model from the Hugging Face hub.
     """
-    full, asked = asked_of_plan(model, cluster, workload, framework=framework, stack=stack, download=download)
+    full, asked = asked_of_plan(
+        model, cluster, workload, framework=framework, stack=stack, download=download, judged=False
+    )
     flags, whose = plan or PlanFlags(), asked.space.framework
     found = _checked(plan_from(flags, asked, whose), asked, full, flags.order or asked.space.order)
     notes = _notes(flags, found.plan, asked, whose)
@@ -141,17 +143,6 @@ def plan_from(flags: PlanFlags, asked: Question, framework: str) -> Plan:
     )
 
 
-def _offload_notes(plan: Plan, framework: str) -> list[str]:
-    """Where a framework cannot hold the optimizer of this plan in host memory."""
-    if framework in ("megatron", "megatron-bridge") and plan.sharding is not Sharding.ZERO1:
-        return [f"Megatron offloads the optimizer with --sharding zero1 only, not {plan.sharding.label}"]
-    if framework == "deepspeed" and plan.sharding is Sharding.DDP:
-        return ["DeepSpeed offloads the optimizer of zero1, zero2 and zero3 only, not of ddp"]
-    if framework in ("torchtitan", "accelerate", "pytorch"):
-        return [f"{framework} offloads the weights together with the optimizer's states, or nothing"]
-    return []
-
-
 def _notes(flags: PlanFlags, plan: Plan, asked: Question, framework: str) -> list[str]:
     notes = []
     if flags.layout is None and plan.layout is not None:
@@ -162,8 +153,6 @@ def _notes(flags: PlanFlags, plan: Plan, asked: Question, framework: str) -> lis
             f"etp is 1 here; Megatron's own default is tp ({plan.tp}), so write"
             " --expert-tensor-parallel-size 1 there"
         )
-    if asked.workload.offload != "none":
-        notes += _offload_notes(plan, framework)
     if plan.pp > 1 and plan.schedule in V_KINDS:
         notes.append(
             f"{plan.schedule.label} places stages on a V: rank r holds stages r and {2 * plan.pp - 1} - r"

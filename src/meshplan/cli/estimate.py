@@ -19,6 +19,7 @@ from meshplan.cli.options import (
     read_kind,
     read_recompute,
 )
+from meshplan.cli.progress import fault
 from meshplan.cli.question import Question, asked_of_plan, check_recompute
 from meshplan.cli.run_flags import RunFlags, need_tokens
 from meshplan.cost.costs import Costs
@@ -27,7 +28,7 @@ from meshplan.errors import InputError, shown
 from meshplan.plan.frameworks import framework_defaults
 from meshplan.plan.kinds import CpKind, Recompute, Schedule, Sharding
 from meshplan.plan.plans import Plan
-from meshplan.plan.rules import LAYERS_DIVIDE_PP, LAYERS_DIVIDE_VP, RULES, Setting, broken
+from meshplan.plan.rules import LAYERS_DIVIDE_PP, LAYERS_DIVIDE_VP, RULES, Setting, broken, workload_rules
 from meshplan.report.estimate_view import Detail, estimate_data, estimate_text
 from meshplan.report.screen import Screen
 from meshplan.schedule.layout import rank_of_stage
@@ -186,7 +187,7 @@ def estimate(
     if bool(found.costs.fits[0]):
         return 0
     if not json_:
-        print(f"error: {too_much(found)}", file=sys.stderr)
+        fault(too_much(found))
     return DOES_NOT_FIT
 
 
@@ -245,7 +246,7 @@ def plan_of(flags: PlanFlags, asked: Question, *, sharding: Sharding) -> Plan:
     if flags.layout is not None:
         check_layers(plan)
     setting = Setting(asked.model, asked.cluster, asked.workload)
-    wrong = broken(setting, plan, CHECKED)
+    wrong = broken(setting, plan, (*CHECKED, *workload_rules(asked.space.framework)))
     if wrong:
         more = f" (and {len(wrong) - 1} more: {', '.join(r.id for r in wrong[1:])})" if len(wrong) > 1 else ""
         raise InputError(wrong[0].explain(setting, plan) + more)

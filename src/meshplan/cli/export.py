@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from meshplan.cli.flags import ClusterFlags, ObjectiveName, SizeFlags, SpaceFlags, StackName, WorkloadFlags
 from meshplan.cli.options import Count, Json
 from meshplan.cli.plan import no_plan
-from meshplan.cli.question import Question, question
+from meshplan.cli.question import Question, check_workload, question
 from meshplan.cost.costs import Costs
 from meshplan.cost.full.model import FullModel
 from meshplan.cost.full.stack import load_stack, stack_names
@@ -25,9 +25,8 @@ from meshplan.export.launchers import IMAGE
 from meshplan.export.targets import export as make
 from meshplan.model.model import Model
 from meshplan.plan.frameworks import framework_values
-from meshplan.plan.kinds import Sharding
 from meshplan.plan.plans import Plan, Plans
-from meshplan.plan.rules import Setting, framework_rules, rules_of
+from meshplan.plan.rules import Rule, Setting, framework_rules, rules_of
 from meshplan.plan.space import Size, Space
 from meshplan.report.launch_view import export_data, export_text
 from meshplan.report.screen import Screen
@@ -48,23 +47,17 @@ ROOMIER = (1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0)
 """Times the memory there is, tried in turn for plans that are wanted although they do not fit."""
 Target = Literal["megatron", "megatron-bridge", "torchtitan", "deepspeed", "accelerate", "pytorch"]
 Launcher = Literal["torchrun", "slurm", "kubernetes", "skypilot"]
-LOST = {
-    "torchtitan": ("offload", "capacity factor"), "pytorch": ("offload", "capacity factor"),
-    "accelerate": ("offload", "capacity factor"), "deepspeed": ("capacity factor",),
-}  # fmt: skip
-"""Parts of a workload that a target has no place for, as its notes call them."""
 
 
-def as_run(setting: Setting, lost: Iterable[str]) -> Setting:
-    """The question as it is run without these parts of the workload."""
-    workload, lost = setting.workload, set(lost)
-    if "offload" in lost:
-        workload = replace(workload, offload="none", offload_fraction=1.0)
-    if "offload fraction" in lost:
-        workload = replace(workload, offload_fraction=1.0)
-    if "capacity factor" in lost:
-        workload = replace(workload, capacity_factor=None)
-    return setting._replace(workload=workload)
+def as_run(setting: Setting, notes: Iterable[Note]) -> Setting:
+    """The question as it is run where the target writes another precision, or leaves multi-token prediction
+    out."""
+    for note in notes:
+        if note.part == "precision":
+            setting = setting._replace(workload=replace(setting.workload, precision=note.written))
+        if note.part == "multi-token prediction":
+            setting = setting._replace(model=replace(setting.model, mtp=()))
+    return setting
 
 
 def prices(target: str, stack: str | None = None) -> FullModel:
@@ -89,18 +82,17 @@ def best_plans(
     sure: int = 1,
     advise: bool = True,
     objective: Objective = "step",
+    without: tuple[Rule, ...] = (),
 ) -> Ranking:
     """The plans that a target can express and would accept, in the order of ``meshplan plan`` (or by another
     ``objective``).
 
     ``chosen`` holds fields of ``Space`` whose values are given. Where the target itself accepts no plan, or
     not all that is chosen, those count that it can be made to run (``framework_rules``). ``framework``:
-    another one whose rules the plans must satisfy instead. The first ``sure`` are simulated.
+    another one whose rules the plans must satisfy instead. The first ``sure`` are simulated. ``without``:
+    rules not to ask about.
     """
-    shardings = {}
-    if setting.workload.offload != "none" and target in ("megatron", "megatron-bridge"):
-        shardings = {"sharding": (Sharding.ZERO1,)}
-    space = Space.of(size, setting.model, target, **{**shardings, **chosen})
+    space = Space.of(size, setting.model, target, **chosen)
     ask = partial(
         planned,
         setting,
@@ -111,14 +103,16 @@ def best_plans(
         objective=objective,
     )
     limits = framework_values(target)
+    same = no_effect_rules(space.values(setting), open_vp=space.vp is None)
     if framework is None and all(set(chosen[name]) <= set(limits[name]) for name in limits if name in chosen):
-        ranking = ask(advise=False)
+        ranking = ask(
+            rules=(*(rule for rule in rules_of(target) if rule not in without), *same), advise=False
+        )
         if len(ranking):
             return ranking
     own = () if framework == "any" else framework_rules(framework or target)
     rules = dict.fromkeys((*own, *(rule for rule in rules_of("any") if not rule.written or not own)))
-    same = no_effect_rules(space.values(setting), open_vp=space.vp is None)
-    return ask(rules=(*rules, *same), advise=advise)
+    return ask(rules=(*(rule for rule in rules if rule not in without), *same), advise=advise)
 
 
 @app.default
@@ -190,7 +184,7 @@ def export(
     )
     cost_model = prices(to, asked.stack)
     setting = Setting(asked.model, asked.cluster, asked.workload)
-    run = as_run(setting, LOST.get(to, ()))
+    check_workload(asked, to)
     search_for = partial(
         best_plans,
         target=to,
@@ -199,9 +193,9 @@ def export(
         framework=_whose_rules(to, size, asked),
         size=asked.space.size,
     )
-    ranking = search_for(run, sure=min(plan, MOST_SURE), objective=asked.objective)
+    ranking = search_for(setting, sure=min(plan, MOST_SURE), objective=asked.objective)
     if allow_oversize and not len(ranking):
-        ranking = _oversized(search_for, run) or ranking
+        ranking = _oversized(search_for, setting) or ranking
     if not len(ranking):
         raise _no_plan(ranking, to)
     if plan > len(ranking):
@@ -217,8 +211,8 @@ def export(
             stack=asked.stack if asked.stack in stack_names() else None,
         )
         launch = make(job, to, launcher, image=image)
-        kept = as_run(setting, (note.part for note in launch.notes))
-        return job, launch, price_of(cost_model, kept, launch.written, launch.order)
+        run = as_run(setting, launch.notes)
+        return job, launch, price_of(cost_model, run, launch.written, launch.order)
 
     if allow_oversize:
         job, launch, priced = written(ranking.costs.plans[plan - 1])

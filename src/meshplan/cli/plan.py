@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from meshplan.cli.flags import ClusterFlags, ObjectiveName, SizeFlags, SpacesFlags, WorkloadsFlags
 from meshplan.cli.job import is_phased
 from meshplan.cli.options import Count, Format, Json
-from meshplan.cli.progress import progress
+from meshplan.cli.progress import fault, progress
 from meshplan.cli.question import Question, question
 from meshplan.cli.report import Language, check_places, report_language
 from meshplan.cli.run_flags import RunFlags, StudyFlags, need_tokens
@@ -198,7 +198,7 @@ def plan(
     if nothing is None:
         return 0
     if form != "json":
-        print(f"error: {no_plan(nothing, ranking)}", file=sys.stderr)
+        fault(no_plan(nothing, ranking))
     return NO_PLAN
 
 

@@ -6,6 +6,8 @@ import sys
 import time
 from collections.abc import Callable
 
+from meshplan.units import one_is_singular
+
 QUIET_S = 1.0
 """Commands that are done by then say nothing; later ones not more often than this."""
 _told = {"hushed": False}
@@ -21,8 +23,14 @@ def hushed() -> bool:
     return _told["hushed"]
 
 
+def fault(text: str) -> None:
+    """Why the answer is no, on standard error, beside an answer in words."""
+    print(f"error: {one_is_singular(text)}", file=sys.stderr)
+
+
 def note(text: str) -> None:
     """Something to know about the answer, on standard error; with ``--json`` as an object."""
+    text = one_is_singular(text)
     print(json.dumps({"note": text}) if hushed() else f"note: {text}", file=sys.stderr)
 
 

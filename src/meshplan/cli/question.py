@@ -13,12 +13,13 @@ from meshplan.cluster.files import cluster_of_table, load_cluster
 from meshplan.cluster.presets import cluster_of
 from meshplan.cost.costs import CostModel
 from meshplan.cost.full.model import FullModel
-from meshplan.cost.models import DEFAULT, cost_model_named
+from meshplan.cost.models import DEFAULT, cost_model_named, stack_name
 from meshplan.errors import InputError
 from meshplan.model.load import load_model
 from meshplan.model.model import Model
 from meshplan.plan.frameworks import usual_shardings
-from meshplan.plan.plans import ALL_LAYERS
+from meshplan.plan.plans import ALL_LAYERS, Plan
+from meshplan.plan.rules import Rule, Setting, broken, workload_rules
 from meshplan.plan.space import Space
 from meshplan.plan.workload import Workload
 from meshplan.search.objective import Objective
@@ -55,12 +56,14 @@ def question(
     size: SizeFlags | None = None,
     objective: Objective | None = None,
     phased: bool = False,
+    judged: bool = True,
 ) -> Question:
     """Read a model argument (a model, or a job file) and flags; raises ``InputError``.
 
     ``size``: how many plans to look at and for which framework (default: as ``usual_size`` says).
     ``stack``: software that the full cost model assumes (default: that of the job file, or of the framework).
-    ``objective``: what ranks the plans (default: that of the job file, or the step time).
+    ``objective``: what ranks the plans (default: that of the job file, or the step time). ``judged``: whether
+    a workload that the framework or the software does not have is an error.
     """
     job = load_job(what) if is_job_file(what) else Job(path="", model=what)
     if job.model is None:
@@ -78,7 +81,7 @@ def question(
     own = getattr(prices, "stack", None)
     if own is not None and own.sharding and framework == "any" and width != "full":
         usual["sharding"] = tuple(dict.fromkeys((own.usual_sharding, *usual_shardings(framework))))
-    return Question(
+    asked = Question(
         cluster=_cluster(given(cluster), job),
         workload=_workload({**job.workload, **given(workload)}, job),
         space=Space.of(width, read, framework, **{**usual, **chosen}),
@@ -88,6 +91,21 @@ def question(
         chosen=chosen,
         model=read,
     )
+    if judged:
+        check_workload(asked, framework)
+    return asked
+
+
+def check_workload(asked: Question, framework: str) -> None:
+    """Raises ``InputError`` where a framework, or the software that prices, has no such thing as is to be
+    trained, whatever the plan."""
+    setting, plan = Setting(asked.model, asked.cluster, asked.workload), Plan()
+    stack = stack_name(asked.cost_model)
+    own: tuple[Rule, ...] = getattr(asked.cost_model, "rules", ())
+    for who, rules in ((framework, workload_rules(framework)), (f"stack {stack}", own)):
+        wrong = broken(setting, plan, [rule for rule in rules if not rule.columns])
+        if wrong:
+            raise InputError(f"{who}: {wrong[0].words(setting, plan)}")
 
 
 def asked_of_plan(
@@ -98,6 +116,7 @@ def asked_of_plan(
     framework: Framework | None,
     stack: str | None,
     download: bool,
+    judged: bool = True,
 ) -> tuple[FullModel, Question]:
     """The question around one plan that the flags give, and the full cost model, which prices it whatever
     prices a search; what a job file says of the space does not count."""
@@ -110,6 +129,7 @@ def asked_of_plan(
         stack=stack,
         download=download,
         size=SizeFlags(framework=framework),
+        judged=judged,
     )
     assert isinstance(asked.cost_model, FullModel)
     return asked.cost_model, asked

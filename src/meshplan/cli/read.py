@@ -24,7 +24,7 @@ from meshplan.export.recognise import recognise
 from meshplan.export.targets import files_without_checks
 from meshplan.files import MIB, read_text
 from meshplan.plan.plans import Plan
-from meshplan.plan.rules import Setting
+from meshplan.plan.rules import FSDP_OFFLOAD, Setting
 from meshplan.plan.space import Space
 from meshplan.report.read_view import Better, read_data, read_text_view
 from meshplan.report.screen import Screen, printable
@@ -206,7 +206,7 @@ def _better(cost_model: FullModel, reading: Reading, costs: Costs | None) -> Bet
         "sharding": tuple(dict.fromkeys((*space.sharding, plan.sharding))),
     }
     try:
-        ranking = best_plans(setting, reading.kind, own, cost_model, advise=False)
+        ranking = best_plans(setting, reading.kind, own, cost_model, advise=False, without=(FSDP_OFFLOAD,))
     except InputError:  # what cannot be priced cannot be compared
         return None
     if not len(ranking):

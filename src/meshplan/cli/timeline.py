@@ -14,6 +14,7 @@ from meshplan.cli.flags import ClusterFlags, FrameworkName, StackName, WorkloadF
 from meshplan.cli.help import HelpFormatter
 from meshplan.cli.options import Json, option
 from meshplan.cli.output import write_file
+from meshplan.cli.progress import fault
 from meshplan.cli.question import Question, asked_of_plan
 from meshplan.cli.schedule import Names
 from meshplan.cost.full.model import FullModel
@@ -109,7 +110,7 @@ def timeline(
     if bool(found.costs.fits[0]):
         return 0
     if not json_:
-        print(f"error: {_too_much(found)}", file=sys.stderr)
+        fault(_too_much(found))
     return DOES_NOT_FIT
 
 

@@ -33,8 +33,6 @@ def export_accelerate(job: Job) -> Launch:
             f"accelerate has no pipeline, and without it gbs {workload.gbs:,} does not divide over"
             f" dp {plan.dp:,} × mbs {plan.mbs}; take a plan with pp 1"
         )
-    if workload.precision not in ("bf16", "fp16", "fp32", "fp8"):
-        fitting.say("precision", workload.precision, "bf16", "accelerate has bf16, fp16, fp8 and no")
     options: list[tuple[str, ...]] = [
         ("--model_name_or_path", job.hub_name),
         ("--max_length", str(workload.seq)),
@@ -100,8 +98,6 @@ def fit_accelerate(fitting: Fitting) -> None:
             "sharding", "zero2", "FSDP2 shards the gradients as well as the optimizer's states",
             asked=plan.sharding.label, sharding=Sharding.ZERO2,
         )  # fmt: skip
-    fitting.keep_on_gpu("accelerate's FSDP offloads the weights with them, or nothing")
-    fitting.drop_capacity("accelerate has none")
     plan = fitting.plan
     if plan.replicas > 1 and (plan.dp % plan.replicas or plan.dp == plan.replicas):
         fitting.change(

@@ -13,7 +13,7 @@ from meshplan.export.environment import environment
 from meshplan.export.header import header
 from meshplan.export.launch import Fitting, Job, Launch
 from meshplan.export.megatron_numerics import is_latent
-from meshplan.export.megatron_plan import CP_KINDS, MODULES, STRATEGIES, can_offload, fit_megatron, hierarchy
+from meshplan.export.megatron_plan import CP_KINDS, MODULES, STRATEGIES, fit_megatron, hierarchy
 from meshplan.export.quoting import python_text
 from meshplan.export.torchrun import run_script
 from meshplan.model.model import Model
@@ -234,7 +234,7 @@ def _sharding(plan: Plan) -> dict[str, Any]:
 def _host_and_capacity(fitting: Fitting) -> dict[str, Any]:
     """Fields of offload and expert capacity, where the workload asks for them."""
     workload, found = fitting.job.setting.workload, dict[str, Any]()
-    if workload.offload == "optimizer" and can_offload(fitting.plan):
+    if workload.offload == "optimizer":
         found["optimizer.optimizer_cpu_offload"] = True
         found["optimizer.optimizer_offload_fraction"] = workload.offload_fraction
         found["optimizer.use_precision_aware_optimizer"] = True

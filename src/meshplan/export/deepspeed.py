@@ -25,9 +25,6 @@ def export_deepspeed(job: Job) -> Launch:
     """``run.sh`` and ``ds_config.json``."""
     fitting = Fitting(job)
     fit_deepspeed(fitting)
-    precision = job.setting.workload.precision
-    if precision not in ("bf16", "fp16", "fp32"):
-        fitting.say("precision", precision, "bf16", "DeepSpeed's configuration has bf16, fp16 and fp32")
     before = [
         ': "${TRAIN:=train.py}"  # your training script; it calls deepspeed.initialize',
         shell_array(
@@ -86,11 +83,7 @@ def fit_deepspeed(fitting: Fitting) -> None:
             "replicas", "1", "DeepSpeed keeps no replicas of shards (MiCS was removed)",
             asked=str(plan.replicas), replicas=1,
         )  # fmt: skip
-    if fitting.plan.sharding is Sharding.DDP:
-        fitting.keep_on_gpu("DeepSpeed offloads the optimizer of ZeRO only")
-    elif fitting.plan.sharding is not Sharding.ZERO3:
-        fitting.offload_all("DeepSpeed offloads a part of the optimizer with ZeRO-3 only")
-    fitting.drop_capacity("DeepSpeed's configuration has none; its MoE layer takes it in the script")
+    fitting.leave_capacity("DeepSpeed's configuration has none; its MoE layer takes it in the script")
     fit_whole_recompute(fitting, "DeepSpeed")
     fitting.default_order("DeepSpeed places tp inside dp inside pp")
 

@@ -123,22 +123,11 @@ class Fitting:
         """Something about the model or the workload that the target cannot express."""
         self.notes.append(Note(part=part, asked=asked, written=written, why=why))
 
-    def keep_on_gpu(self, why: str) -> None:
-        """The target cannot hold the optimizer's states in host memory, where the workload asks for it."""
-        if self.job.setting.workload.offload == "optimizer":
-            self.say("offload", "optimizer", "none", why)
-
-    def offload_all(self, why: str) -> None:
-        """The target offloads all of the optimizer's states, where the workload asks for a part."""
-        share = self.job.setting.workload.offload_fraction
-        if share != 1:
-            self.say("offload fraction", f"{share:g}", "1", why)
-
-    def drop_capacity(self, why: str) -> None:
-        """The target has no capacity of experts, where the workload asks for it."""
+    def leave_capacity(self, why: str) -> None:
+        """The capacity of experts, where the workload asks for one, is the user's own script's to set."""
         capacity = self.job.setting.workload.capacity_factor
         if capacity is not None:
-            self.say("capacity factor", f"{capacity:g}", "none", why)
+            self.say("capacity factor", f"{capacity:g}", "for your script", why)
 
     def default_order(self, why: str, order: tuple[str, ...] = DEFAULT_ORDER) -> None:
         """The target has one order of the mesh only."""

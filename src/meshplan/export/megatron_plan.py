@@ -40,8 +40,6 @@ def fit_megatron(fitting: Fitting) -> None:
     _fit_context_parallel(fitting)
     _fit_sharding(fitting)
     _fit_recompute(fitting)
-    if not can_offload(fitting.plan):
-        fitting.keep_on_gpu("Megatron offloads its distributed optimizer, zero1 without FSDP, only")
     if fitting.plan.sharding >= Sharding.ZERO2:
         fitting.default_order("Megatron-FSDP has one order: tp-cp-ep-dp-pp")
     elif _flat(fitting.order) != _flat(PP_BEFORE_DP):
@@ -211,16 +209,11 @@ def data_parallel_options(plan: Plan) -> list[Option]:
     return [*options, ("--overlap-grad-reduce",), ("--overlap-param-gather",)]
 
 
-def can_offload(plan: Plan) -> bool:
-    """Whether Megatron can keep the optimizer's states of this plan in host memory: that is a form of the
-    precision-aware optimizer, which is a form of the distributed one."""
-    return plan.sharding is Sharding.ZERO1
-
-
 def offload_options(fitting: Fitting) -> list[Option]:
-    """The optimizer's states in host memory, as far as the workload asks for it."""
+    """The optimizer's states in host memory, as far as the workload asks for it: a form of the
+    precision-aware optimizer, which is a form of the distributed one."""
     workload = fitting.job.setting.workload
-    if workload.offload != "optimizer" or not can_offload(fitting.plan):
+    if workload.offload != "optimizer":
         return []
     return [
         ("--optimizer-cpu-offload",), ("--optimizer-offload-fraction", str(workload.offload_fraction)),

@@ -28,8 +28,7 @@ def export_pytorch(job: Job) -> Launch:
     fit_torch_schedule(fitting)
     if fitting.plan.replicas > 1 and fitting.plan.dp % fitting.plan.replicas:
         fitting.change("replicas", "1", "replicas must divide dp", asked=str(job.plan.replicas), replicas=1)
-    fitting.keep_on_gpu("the mesh alone is written; offload is your script's")
-    fitting.drop_capacity("the mesh alone is written; the experts are your script's")
+    fitting.leave_capacity("the mesh alone is written; the experts are your script's")
     before = [f': "${{TRAIN:=$HERE/{MODULE}.py}}"  # your training script; it imports {MODULE}']
     files = {
         "run.sh": run_script(

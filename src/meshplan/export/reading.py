@@ -17,7 +17,7 @@ from meshplan.model.model import Model
 from meshplan.model.presets import preset, preset_names
 from meshplan.plan.kinds import Sharding
 from meshplan.plan.plans import DEFAULT_ORDER, Plan
-from meshplan.plan.rules import Setting, broken, framework_rules
+from meshplan.plan.rules import FSDP_OFFLOAD, Rule, Setting, broken, framework_rules
 from meshplan.plan.workload import Workload
 
 GPU = "h100-sxm"
@@ -60,6 +60,12 @@ class Reading:
     notes: tuple[str, ...]
     stack: str | None = None
     """Software that meshplan was asked for when it wrote the file."""
+
+
+def rules_of_file(kind: str) -> tuple[Rule, ...]:
+    """What a plan must satisfy to start from a file of this framework: FSDP's own offload, which takes the
+    weights too, is read as that of the optimizer."""
+    return tuple(rule for rule in framework_rules(kind) if rule is not FSDP_OFFLOAD)
 
 
 def resolve(found: Found, given: Given) -> Reading:
@@ -269,7 +275,7 @@ def _workload(found: Found, given: Given, columns: dict[str, Any]) -> Workload:
 
 def _broken(kind: str, setting: Setting, plan: Plan, already: list[str]) -> list[str]:
     """Sentences of the framework's rules that the plan breaks, where no sentence says it yet."""
-    wrong = broken(setting, plan, framework_rules(kind))
+    wrong = broken(setting, plan, rules_of_file(kind))
     skip = {"gpus-product"} if any("GPUs" in text for text in already) else set()
     skip |= {"vp-fits-schedule"} if any("virtual" in text for text in already) else set()
     return [rule.explain(setting, plan) for rule in wrong if rule.id not in skip]

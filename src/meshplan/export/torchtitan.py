@@ -44,12 +44,8 @@ def export_torchtitan(job: Job) -> Launch:
     fitting = Fitting(job)
     fit_torchtitan(fitting)
     precision = job.setting.workload.precision
-    if precision == "fp16":
-        fitting.say("precision", "fp16", "bf16", "torchtitan trains in bf16 or fp32")
     if precision in _CONVERTERS and flavor is None:
         fitting.say("precision", precision, "bf16", "torchtitan converts only its own models")
-    fitting.keep_on_gpu("torchtitan offloads the weights with them (training.enable_cpu_offload), or nothing")
-    fitting.drop_capacity("torchtitan drops no tokens")
     _fit_numerics(fitting, flavor)
     if job.model.mtp:
         fitting.say(

@@ -7,10 +7,10 @@ from typing import Any
 
 from meshplan.cost.costs import Costs
 from meshplan.export.launch import counted
-from meshplan.export.reading import Reading
+from meshplan.export.reading import Reading, rules_of_file
 from meshplan.model.counts import model_parameters
 from meshplan.plan.plans import Plans
-from meshplan.plan.rules import broken, framework_rules
+from meshplan.plan.rules import broken
 from meshplan.report.launch_view import indented
 from meshplan.report.parts import bars, step_time, wrap
 from meshplan.report.plan_names import plan_names
@@ -134,7 +134,7 @@ def read_data(reading: Reading, costs: Costs | None, better: Better | None) -> d
         "problems": list(reading.problems),
         "rules": [
             {"id": rule.id, "title": rule.title, "sentence": rule.explain(reading.setting, reading.plan)}
-            for rule in broken(reading.setting, reading.plan, framework_rules(reading.kind))
+            for rule in broken(reading.setting, reading.plan, rules_of_file(reading.kind))
         ],
         "estimate": None if costs is None else _estimate_data(reading, costs),
         "better": None

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from meshplan.report.words import Words
+from meshplan.units import one_is_singular
 
 _FILE = Path(__file__).parent / "data" / "sentences.toml"
 _NAME = re.compile(r"\{(\w+)\}")
@@ -47,8 +48,10 @@ def said(sentence: str, words: Words) -> str:
     >>> said("job.yaml: seq must be from 1 to 9, not '0'", words_in("zh"))
     "job.yaml：seq 须在 1 到 9 之间，不能是 '0'"
     """
-    if words.language == "en" or len(sentence) > MOST_CHARACTERS:
+    if len(sentence) > MOST_CHARACTERS:
         return sentence
+    if words.language == "en":
+        return one_is_singular(sentence)
     quoted: list[str] = []
     plain = _QUOTED.sub(lambda match: _kept(match[0], quoted), sentence)
     found = _clauses(plain, words)

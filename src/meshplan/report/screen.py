@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from meshplan.report.table import folded
+from meshplan.units import one_is_singular
 
 DEFAULT_WIDTH = 100
 NARROWEST = 40
@@ -41,8 +42,9 @@ class Screen:
         return cls(width=max(width, NARROWEST), unicode=_shows(stream, "█·→×"), colour=_colour(stream, env))
 
     def text(self, text: str) -> str:
-        """``text`` in the characters this screen has, lines that are too wide broken between words."""
-        lines = text.split("\n")
+        """``text`` in the characters this screen has, lines that are too wide broken between words; of one
+        thing in the singular."""
+        lines = one_is_singular(text).split("\n")
         if not self.unicode:
             lines = [line.translate(_ASCII).rstrip() for line in lines]  # the thinnest bars become spaces
         return "\n".join(part for line in lines for part in folded(line, self.width))

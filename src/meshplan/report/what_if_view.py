@@ -98,7 +98,7 @@ def _plan(costs: Costs | None) -> str:
 def _verdict(found: WhatIf) -> str:
     before, after = _best(found.before), _best(found.after)
     if after is None:
-        return "no plan fits then"
+        return "no plan fits then" if found.after.closest_miss is not None else "no plan is valid then"
     if before is None:
         return "no plan fitted before"
     if found.objective == "memory":

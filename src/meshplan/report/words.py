@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from meshplan.errors import UnknownNameError
+from meshplan.units import one_is_singular
 
 _FILE = Path(__file__).parent / "data" / "words.toml"
 LANGUAGES: Mapping[str, str] = {"en": "English", "zh": "中文"}
@@ -25,7 +26,8 @@ class Words:
 
     def __call__(self, key: str, **values: object) -> str:
         """The text of ``key`` with its ``{names}`` filled in."""
-        return self.texts[key].format(**values)
+        text = self.texts[key].format(**values)
+        return one_is_singular(text) if self.language == "en" else text
 
     def part(self, name: str) -> str:
         """What people call a part of the time or memory; one without a text keeps its own name."""

@@ -144,10 +144,14 @@ def _narrowed(won: Callable[[float], bool], inside: float, outside: float) -> fl
 
 
 def _rounded(factor: float, direction: float) -> float:
-    """``factor`` with two digits, away from 1."""
-    digits = 1 - math.floor(math.log10(abs(factor)))
-    scale = 10.0**digits
-    return (math.ceil if direction > 0 else math.floor)(factor * scale) / scale
+    """``factor`` away from 1 with two digits, or as many as make the change no more than a tenth larger."""
+    first = 1 - math.floor(math.log10(abs(factor)))
+    for digits in range(first, first + 3):
+        scale = 10.0**digits
+        found = (math.ceil if direction > 0 else math.floor)(factor * scale) / scale
+        if abs(math.log(found)) <= 1.1 * abs(math.log(factor)):
+            break
+    return found
 
 
 def _batch(pair: _Pair) -> Flip | None:

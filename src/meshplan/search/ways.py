@@ -43,7 +43,8 @@ def ways_out(
     is ``None`` where nothing fits; ``possible`` says only whether something does. ``memory``: valid plans
     there are, but none fits."""
     widest = Space.of("full", setting.model)
-    if memory and not possible(_offloaded(_with_seq(setting, min(LEAST_SEQ, setting.workload.seq))), widest):
+    short = _with_seq(setting, min(LEAST_SEQ, setting.workload.seq))
+    if memory and not possible(_offloaded(short), widest) and not possible(short, widest):
         return ()
     changes = list(_changes(setting, space, memory=memory))
     tried = 0
@@ -98,8 +99,27 @@ def _changes(setting: Setting, space: Space, *, memory: bool) -> Iterator[_Chang
             if seq >= LEAST_SEQ:
                 yield _Change(flag=f"--seq {seq}", about="seq", setting=partial(_with_seq, seq=seq))
     else:
+        yield from _plainer(setting)
         for gbs in _batches(setting):
             yield _Change(flag=f"--gbs {gbs}", about="gbs", setting=partial(_with_gbs, gbs=gbs))
+
+
+def _plainer(setting: Setting) -> Iterator[_Change]:
+    """The workload without what not every framework can do."""
+    usual: dict[str, Any] = {"offload": "none", "capacity_factor": None, "precision": "bf16"}
+    for name, value in usual.items():
+        if getattr(setting.workload, name) != value:
+            flag = f"--{name.replace('_', '-')}"
+            fields = {name: value} | ({"offload_fraction": 1.0} if name == "offload" else {})
+            yield _Change(
+                flag=f"{flag} bf16" if name == "precision" else f"no {flag}",
+                about=name,
+                setting=partial(_with_workload, **fields),
+            )
+
+
+def _with_workload(setting: Setting, **fields: Any) -> Setting:
+    return setting._replace(workload=replace(setting.workload, **fields))
 
 
 def _replaced(space: Space, **fields: Any) -> Space:

@@ -11,9 +11,10 @@ from meshplan.cluster.presets import load_gpu
 from meshplan.cost.costs import Costs
 from meshplan.errors import InputError, nearest, shown
 from meshplan.plan.plans import Plan
+from meshplan.plan.rules import WORKLOAD_RULES, broken
 from meshplan.search.objective import Objective
 from meshplan.search.ranking import Ranking
-from meshplan.search.reasons import Case, asked_again, is_valid
+from meshplan.search.reasons import Case, asked_again, errors_of, is_valid
 from meshplan.search.reasons_compare import (
     with_hbm_bandwidth,
     with_memory,
@@ -71,6 +72,7 @@ def what_if(case: Case, text: str) -> WhatIf:
             raise InputError(f"--what-if changes {name} twice{also}; give one value")
         then, changed = _changed(then, name, value)
         changes.append(changed)
+    _check(then)
     before, after = case.ranked(), then.ranked()
     return WhatIf(
         changes=tuple(changes),
@@ -80,6 +82,14 @@ def what_if(case: Case, text: str) -> WhatIf:
         old_then=_moved(before.best, case, then),
         new_before=_moved(after.best, then, case),
     )
+
+
+def _check(case: Case) -> None:
+    """Raises ``InputError`` where no plan can be trained so: the software has no such thing."""
+    rules = [rule for rule in errors_of(case) if rule in WORKLOAD_RULES and not rule.columns]
+    wrong = broken(case.setting, Plan(), rules)
+    if wrong:
+        raise InputError(f"--what-if: {wrong[0].words(case.setting, Plan())}")
 
 
 def _moved(plan: Plan | None, own: Case, other: Case) -> Costs | None:

@@ -24,6 +24,7 @@ from meshplan.errors import InputError
 from meshplan.model.flops import flop_per_token
 from meshplan.model.model import Model
 from meshplan.plan.plans import AUTO_LAYOUT, Ints, Plans
+from meshplan.plan.rules import FSDP_OFFLOAD, Rule
 from meshplan.plan.workload import Workload
 
 if TYPE_CHECKING:
@@ -50,6 +51,11 @@ class FullModel:
     def of(cls, stack: str = "megatron-core-2025") -> FullModel:
         """The full model with a stack that ships with meshplan."""
         return cls(stack=load_stack(stack))
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """What its software cannot do, whatever the framework that is asked for."""
+        return () if self.stack.offloads else (FSDP_OFFLOAD,)
 
     def pipelines(self, model: Model, cluster: Cluster, workload: Workload, plans: Plans) -> Pipelines:
         """The pipelines of plans as priced, for the simulation: layouts and recomputed layers decided."""

@@ -150,6 +150,8 @@ class Stack:
     3.3.3; ``activation_func_fp8_input_store`` of Megatron-Core)."""
     core_bytes: float = 2.0
     """Bytes kept for an element of attention's output: 1.5 in DeepSeek's E5M6."""
+    offloads: bool = True
+    """It can hold the optimizer's states in host memory by themselves; FSDP2 moves the weights too."""
     offloaded: float = 0.0
     """Share of the optimizer's states that host memory holds and the host steps (``optimizer_cpu_offload`` of
     Megatron-Core, ZeRO-Offload)."""

@@ -2,7 +2,7 @@
 
 ``registry`` has them all; one module a family: ``shape`` (divisibility), ``experts``, ``pipeline``,
 ``practice`` (warnings), ``megatron``, ``torch`` (torchtitan, PyTorch, accelerate), ``others`` (DeepSpeed and
-two auto-tuners).
+two auto-tuners), ``workload`` (offload, capacity of experts, precisions).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from meshplan.plan.rules.registry import framework_rules as framework_rules
 from meshplan.plan.rules.registry import rule_named as rule_named
 from meshplan.plan.rules.registry import rules_of as rules_of
 from meshplan.plan.rules.registry import warnings_of as warnings_of
+from meshplan.plan.rules.registry import workload_rules as workload_rules
 from meshplan.plan.rules.rule import Bools as Bools
 from meshplan.plan.rules.rule import Rule as Rule
 from meshplan.plan.rules.rule import Setting as Setting
@@ -36,3 +37,5 @@ from meshplan.plan.rules.shape import SP_DIVIDES_SEQ as SP_DIVIDES_SEQ
 from meshplan.plan.rules.shape import TP_DIVIDES_HEADS as TP_DIVIDES_HEADS
 from meshplan.plan.rules.shape import TP_DIVIDES_MLP as TP_DIVIDES_MLP
 from meshplan.plan.rules.shape import TP_KV_HEADS as TP_KV_HEADS
+from meshplan.plan.rules.workload import FSDP_OFFLOAD as FSDP_OFFLOAD
+from meshplan.plan.rules.workload import WORKLOAD_RULES as WORKLOAD_RULES

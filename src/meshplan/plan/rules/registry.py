@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import cache
 
 from meshplan.errors import UnknownNameError
-from meshplan.plan.rules import experts, megatron, others, pipeline, practice, shape, torch
+from meshplan.plan.rules import experts, megatron, others, pipeline, practice, shape, torch, workload
 from meshplan.plan.rules.rule import Rule
 
 FRAMEWORKS: Mapping[str, str] = {
@@ -29,7 +29,7 @@ ERRORS: tuple[Rule, ...] = (
     experts.ETP_DIVIDES_EXPERT, experts.EXPERT_FOLDING, pipeline.VP_FITS_SCHEDULE, pipeline.LAYERS_DIVIDE_VP,
     shape.GBS_DIVIDES, shape.TP_DIVIDES_SHARED, shape.ULYSSES_HEADS, shape.HIERARCHICAL_CP,
     pipeline.STAGES_HAVE_LAYERS, pipeline.LAYOUT_STAGES, pipeline.LAYOUT_LAYERS, pipeline.DUALPIPE_PAIRS,
-    shape.REPLICAS_DIVIDE, *megatron.RULES, *torch.RULES, *others.RULES,
+    shape.REPLICAS_DIVIDE, *workload.WORKLOAD_RULES, *megatron.RULES, *torch.RULES, *others.RULES,
 )  # fmt: skip
 """In the order in which a search counts them."""
 WARNINGS: tuple[Rule, ...] = (
@@ -55,6 +55,12 @@ def warnings_of(framework: str = "any") -> tuple[Rule, ...]:
     _known(framework)
     name = _SAME.get(framework, framework)
     return tuple(rule for rule in WARNINGS if name in rule.frameworks)
+
+
+@cache
+def workload_rules(framework: str) -> tuple[Rule, ...]:
+    """Of the errors of a framework those about what is trained, whatever else the plan."""
+    return tuple(rule for rule in rules_of(framework) if rule in workload.WORKLOAD_RULES)
 
 
 @cache
