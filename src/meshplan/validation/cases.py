@@ -15,6 +15,7 @@ from meshplan.model.model import Model
 from meshplan.plan.kinds import CpKind, Recompute, Schedule, Sharding
 from meshplan.plan.plans import ALL_LAYERS, AUTO_LAYERS, Plan
 from meshplan.plan.workload import Workload
+from meshplan.validation.layouts import nanotron_layout
 from meshplan.validation.rows import Row, noted, refers
 from meshplan.validation.sources import Source, source_of
 
@@ -293,8 +294,10 @@ def _plan(row: Row, model: Model, source: Source, stack: Stack, assumed: list[st
     kind = CpKind.RING
     if noted(row, r"ulysses"):
         kind = CpKind.ULYSSES
+    layout = nanotron_layout(model, pp) if source.stack == "nanotron" and pp > 1 and vp == 1 else None
     return Plan(
         tp=tp,
+        layout=layout,
         sp=bool(sp) if sp is not None else bool(tp > 1),
         cp=cp,
         cp_kind=kind,
