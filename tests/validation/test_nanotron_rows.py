@@ -29,7 +29,7 @@ def test_stages_by_cost_by_hand():
     # A layer is 4 · 2048² + 3 · 8192 · 2048 = 67.1 M, the head 131,072 · 2048 = 268.4 M: four layers. Half of
     # the twenty is ten, which is not more than half, so that the first stage takes an eleventh.
     assert cut_by_cost([67_108_864] * 16 + [268_435_456], 2) == (11, 5)
-    # 80 layers of 973 M and a head of 1,074 M over 32: 2.47 G each, passed with the third, sixth, eighth layer
+    # 80 layers of 973 M and a head of 1,074 M over 32 stages: 2.47 G each, passed by three layers, six, eight
     layout = cut_by_cost([972_881_920] * 80 + [1_073_741_824], 32)
     assert layout is not None
     assert layout[:3] == (3, 3, 2)

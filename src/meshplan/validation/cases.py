@@ -416,7 +416,7 @@ def _torchtitan_of(stack: Stack, row: Row) -> Stack:
         # The loss runs eagerly, and so do the layers.
         stack = replace(stack, loss_bytes=12.0, fused=bool(noted(row, "graph_trainer")))
     if noted(row, "MinimalAsyncEP"):  # sends like DeepEP, and weighs what experts return on the way
-        stack = replace(stack, dispatcher="dedup", experts_apart=False)
+        stack = replace(stack, dispatcher="dedup", experts_apart=False, keeps_exchanged=False)
     if noted(row, "FAKE comm"):
         stack = replace(stack, ep_exposed=0.0, fsdp_overlap=1.0)  # nothing is sent
     if graph and re.match("202[0-5]|2026-0[1-3]", release) and not noted(row, "bucketing"):

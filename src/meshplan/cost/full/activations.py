@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from meshplan.cost.costs import Floats
+from meshplan.cost.full.gemms import attention_gemms, mlp_gemms
 from meshplan.cost.full.keys import LayerKeys
 from meshplan.cost.full.stack import Stack
 from meshplan.model.layers import LatentAttention, Layer, Mlp, Moe
@@ -172,6 +173,12 @@ def _workspace(layer: Layer, hidden: int, keys: LayerKeys, stack: Stack) -> Floa
     if layer.attention is not None:
         att = layer.attention
         block = np.maximum(block, 2 * (att.q_width + att.k_width + att.v_width + att.out_width) / t)
+        if stack.ring == "gathered":
+            # Keys and values of all ranks, and their fp32 gradients: the sum, as it is sent, as it arrives.
+            shared = 1.0 if stack.repeats_kv else att.kv_heads / att.heads
+            k_and_v = 2 * (att.q_width + att.heads * att.v_dim) * shared / t
+            ring = (keys.cp > 1) & (keys.cp_kind == CpKind.RING)
+            block = block + np.where(ring, k_and_v * (keys.cp + 6.0), 0.0)
     return block + stream * np.where(keys.sp, 1.0, 1.0) + 2 * hidden * sigma
 
 
@@ -189,14 +196,27 @@ def _operator_bytes(layer: Layer, hidden: int, keys: LayerKeys, stack: Stack) ->
         total = total + (2 * layer.attention.out_width + 4 * layer.attention.heads) / t
     products = _products(layer, hidden, t)
     kept = products[::2]
+    if keys.precision == "nvfp4":  # products are operators of torchao's own, which no list names
+        kept = []
     if graph and len(products) % 2:
         kept = kept[:-1]
     total = total + sum(kept, np.zeros(len(keys)))
     if isinstance(layer.mlp, Moe) and stack.keeps_exchanged:
         routed = layer.mlp.topk * sigma * stack.moe_imbalance
         total = total + np.where(keys.ep > 1, 4.0 * hidden * routed, 0.0)  # there and back
+    if not stack.fused and keys.precision == "fp8":
+        total = total + _cast_bytes(layer, hidden, keys, stack)
     blocks = (layer.attention is not None) + (isinstance(layer.mlp, Mlp) or bool(_shared(layer)))
     return total + np.where(keys.sp, 2.0 * hidden * sigma * (blocks - graph), 0.0)
+
+
+def _cast_bytes(layer: Layer, hidden: int, keys: LayerKeys, stack: Stack) -> Floats:
+    """Bytes a token of the absolute values of inputs and weights, in bf16, that checkpointing by operator
+    keeps where casts to fp8 run operator by operator (``aten.abs`` was in torchtitan's list)."""
+    gemms = attention_gemms(layer, hidden, keys, stack)
+    if isinstance(layer.mlp, Mlp):
+        gemms += mlp_gemms(layer, hidden, keys, stack)
+    return np.asarray(sum((2.0 * (g.k + g.n * g.k / keys.tokens) for g in gemms), np.zeros(len(keys))))
 
 
 def _products(layer: Layer, hidden: int, t: Floats) -> list[Floats]:

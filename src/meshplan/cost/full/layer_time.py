@@ -379,5 +379,6 @@ def _selective(
     total += chosen(Recompute.MLP) * matmuls("fc1")
     total += chosen(Recompute.MOE) * (matmuls("router", "experts", "shared") + forward["ep"])
     total += chosen(Recompute.SHARED_EXPERTS) * matmuls("shared fc1")
-    total += chosen(Recompute.OPERATORS) * (mm_f / 2 + el_f)
+    again = 1.0 if keys.precision == "nvfp4" else 0.5  # see ``activations._operator_bytes``
+    total += chosen(Recompute.OPERATORS) * (again * mm_f + el_f)
     return total
