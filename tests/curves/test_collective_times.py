@@ -89,6 +89,17 @@ def test_all_reduce_over_two_and_more_nodes() -> None:
     assert 150 < bus("a100-80gb", "all_reduce", GIB, 32, 8, nic=25e9) < 195
 
 
+def test_a_group_drives_as_many_nics_as_it_has_ranks_on_a_node() -> None:
+    """Four nodes, 256 MiB: 45 GB/s with four GPUs a node and 90 with eight, of 100 Gb/s each (nccl #1168).
+    Two nodes with four GPUs a node and a NIC for each: 159 of 200 GB/s on H100 (nccl #1411), 78 of 100 on
+    A100 (nccl-tests #277); a tree of four channels makes nothing of what NVLink has more."""
+    for ranks, measured in ((4, 45), (8, 90)):
+        found = bus("a100-80gb", "all_reduce", 256 * MIB, 4 * ranks, ranks, nic=12.5e9)
+        assert found == pytest.approx(measured, rel=0.06)
+    assert bus("h100-sxm", "all_reduce", 256 * MIB, 8, 4) == pytest.approx(159, rel=0.15)
+    assert bus("a100-80gb", "all_reduce", GIB, 8, 4, nic=25e9) == pytest.approx(78, rel=0.2)
+
+
 def test_ring_latency_by_hand() -> None:
     """All-gather of 512 GPUs on 64 nodes, 16 KiB: Simple would take 8.4 + 448·3.4 + 63·14 = 2,414 µs, LL
     6.6 + 448·0.6 + 63·2.7 = 446 µs and is taken; 1 GiB needs 368 GB/s beside Simple's 2,414 µs."""

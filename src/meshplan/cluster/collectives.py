@@ -56,6 +56,9 @@ _PROTOCOLS = (
     _Protocol(1.00, 8.4e-6, 3.4e-6, 14.0e-6, 8.4e-6, 4.0e-6, 14.0e-6),  # Simple
 )
 _TREE_BANDWIDTH = 0.85
+_TREE_CHANNEL = {False: (23.6e9, 17.8e9), True: (41.4e9, 36.0e9)}
+"""Bytes/s of the bus that a channel of a tree reaches over two nodes and over more, on A100 and on GPUs whose
+switch adds up (H100; ``perChMaxTreeBws``). A node has a channel for each NIC of the group."""
 _PAT_BANDWIDTH, _PAT_HOP = 0.75, 14.0e-6
 _NVLS_BASE, _NVLS_NET_HOP = 25.0e-6, 20.9e-6
 _MESSAGE_S = 1.0e-6
@@ -414,7 +417,8 @@ class _Outside:
         best = self._ring(2.0 if op == "all_reduce" else 1.0, wire)
         others = []
         if op == "all_reduce":
-            others = _trees(size, self.r, self.nodes, self.local, self.wires, hop)
+            channel = _TREE_CHANNEL[net.nvls] if self.profile.gpu.scaleup_peer_bandwidth is None else None
+            others = _trees(size, self.r, self.nodes, self.local, self.wires, hop, channel)
             if net.nvls:
                 others.append(
                     _switch_tree(self.profile, size, self.r, self.nodes, self.link, self.wires, hop)
@@ -440,11 +444,22 @@ class _Outside:
         return np.minimum(np.minimum(*times[:2]), times[2])
 
 
-def _trees(size: Floats, r: Floats, nodes: Floats, local: Floats, wires: Floats, hop: Floats) -> list[Floats]:
+def _trees(
+    size: Floats,
+    r: Floats,
+    nodes: Floats,
+    local: Floats,
+    wires: Floats,
+    hop: Floats,
+    channel: tuple[float, float] | None,
+) -> list[Floats]:
     """Double binary tree over nodes, a chain inside: 2·S a direction through a node's NICs, S between
-    two nodes (each sends its sum once); 2·((r − 1)·hop + log₂ nodes · network hop) of latency."""
+    two nodes (each sends its sum once); 2·((r − 1)·hop + log₂ nodes · network hop) of latency. No more than
+    ``channel`` bytes/s of the bus in each of r channels."""
     crossings = np.where(nodes > 2, 2.0, 1.0)
     slowest = np.maximum(2.0 / local, crossings / wires) / _TREE_BANDWIDTH
+    if channel is not None:
+        slowest = np.maximum(slowest, 2.0 / (r * np.where(nodes > 2, channel[1], channel[0])))
     return [
         p.tree_base
         + 2 * (r - 1) * p.tree_hop
