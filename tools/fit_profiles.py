@@ -52,9 +52,13 @@ def start_table(tables: Path, spec: Table) -> Table:
         **proof("fitted", f"attention, kernel {spec['attention']['kernel']}"),
     }
     sustained = {"value": rough["throttle"], **proof("fitted", f"gemm of {spec['table']}: {SUSTAINED}")}
-    link, nvls = load_gpu(gpu).scaleup_bandwidth, known["network"]["nvls"]
+    wires = spec_of(spec["nccl"]) if spec["nccl"] else spec
+    link, nvls = load_gpu(wires["gpu"]).scaleup_bandwidth, known["network"]["nvls"]
+    provenance, whose = (
+        ("assumed", f" of {spec['nccl']}, as shares of the link") if spec["nccl"] else ("measured", "")
+    )
     collectives = {
-        op: {**collective_table(tables, spec, op, link, nvls), **proof("measured", f"comm/nccl {op}")}
+        op: {**collective_table(tables, wires, op, link, nvls), **proof(provenance, f"comm/nccl {op}{whose}")}
         for op in OPS
     }
     fitted = {

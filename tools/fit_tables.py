@@ -35,7 +35,8 @@ def facts() -> Table:
 def spec_of(gpu: str) -> Table:
     """What to fit for ``gpu``: its own entry over its family's."""
     own = facts()["gpu"][gpu]
-    return {"gpu": gpu, "best_known": {}, "wide_ranks_from": "", **facts()["family"][own["family"]], **own}
+    plain = {"gpu": gpu, "best_known": {}, "wide_ranks_from": "", "nccl": ""}
+    return {**plain, **facts()["family"][own["family"]], **own}
 
 
 def merged(*tables: Mapping[str, Any]) -> Table:

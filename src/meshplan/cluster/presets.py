@@ -6,6 +6,7 @@ where each comes from.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -174,22 +175,37 @@ def _canonical(name: str) -> str:
     known = {_plain(n): n for n in names}
     if wanted in known:
         return known[wanted]
-    aliases: list[str] = []
+    aliases: dict[str, list[str]] = {}
     for candidate in names:
         # The second line of every preset holds its aliases: reading just that keeps a lookup fast.
         line = (_DATA / f"{candidate}.toml").read_text(encoding="utf-8").split("\n", 2)[1]
-        own = tomllib.loads(line)["aliases"]
-        if wanted in map(_plain, own):
+        aliases[candidate] = tomllib.loads(line)["aliases"]
+        if wanted in map(_plain, aliases[candidate]):
             return candidate
-        aliases += own
-    raise UnknownNameError("GPU", name, (*names, *aliases), hint="'meshplan gpus' lists the known ones")
+    words = _words(name)
+    for candidate, own in aliases.items():
+        if words and words in map(_words, (candidate, *own)):
+            return candidate
+    known_as = (*names, *(alias for own in aliases.values() for alias in own))
+    raise UnknownNameError("GPU", name, known_as, hint="'meshplan gpus' lists the known ones")
+
+
+_MAKERS = ("nvidia", "amd", "intel", "huawei", "aws", "tesla", "geforce", "instinct")
+_SAYS_NOTHING = {*_MAKERS, "gpu", "tensor", "core", "hgx", "dgx", "accelerator", "edition"}
 
 
 def _plain(name: str) -> str:
     text = "".join(ch for ch in name[:200].lower() if ch.isalnum())
-    for maker in ("nvidia", "amd", "intel", "huawei", "aws", "tesla", "geforce", "instinct"):
+    for maker in _MAKERS:
         text = text.removeprefix(maker)
     return text
+
+
+def _words(name: str) -> frozenset[str]:
+    """The words of a name that tell parts apart, in whatever order: A100-80GB-SXM4 is A100 SXM 80 GB."""
+    text = re.sub(r"(\d+)[\s_-]?gi?b?\b", r"\1gb", name[:200].lower())
+    words = re.findall(r"[a-z0-9.]+", re.sub(r"\bsxm\d\b", "sxm", text))
+    return frozenset(words) - _SAYS_NOTHING
 
 
 def _field(key: str) -> str:

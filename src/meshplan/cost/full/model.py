@@ -112,7 +112,9 @@ class FullModel:
         # On a calibrated CPU every precision runs at the same rate.
         if workload.precision == "fp32" and peaks.get("bf16", 0.0) > peaks.get("fp32", 0.0):
             raise InputError("the full cost model does not price fp32 training; it does bf16, fp16 and fp8")
-        if PEAK_OF[workload.precision] not in ("bf16", "fp32"):
+        only_fp16 = "fp16" in peaks and "bf16" not in peaks  # Volta and Turing
+        lacks = only_fp16 and workload.precision == "bf16"
+        if lacks or PEAK_OF[workload.precision] not in ("bf16", "fp32"):
             cluster.gpu.peak(workload.precision)
         stack = self.stack.for_workload(workload)
         return Context(
