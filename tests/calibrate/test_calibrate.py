@@ -278,6 +278,8 @@ def _changed(change):
         (lambda d: d["samples"][-1].update(size_bytes=-8), "must be a number from 0, not '-8'"),
         (lambda d: d["samples"][-1].update(ranks=0), "must run among 1 rank or more"),
         (lambda d: d.update(about={}), "does not hold the samples of a calibration"),
+        (lambda d: d["samples"][0].update(dtype=[1]), "dtype of matmul must be a name, not '[1]'"),
+        (lambda d: d["about"].update(hosts=[{}]), "does not hold the samples of a calibration"),
         (lambda d: d.update(about=None), "does not hold the samples of a calibration"),
         (lambda d: d.update(samples=7), "does not hold the samples of a calibration"),
         (

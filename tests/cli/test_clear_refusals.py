@@ -129,6 +129,25 @@ def test_a_saved_answer_with_a_wrong_value(tmp_path, capsys) -> None:
     assert "Error" not in found
 
 
+def test_a_saved_answer_with_numbers_beyond_any_machine(tmp_path, capsys) -> None:
+    """Neither an overflow of Python's nor a warning of numpy's shows through."""
+    assert run([*PLAN, "--tp", "8", "--pp", "1,2", "--json"]) == 0
+    saved = json.loads(capsys.readouterr().out)
+    file = tmp_path / "saved.json"
+    saved["asked"]["space"]["tp"] = [10**30]
+    file.write_text(json.dumps(saved), encoding="utf-8")
+    assert "a value in it is of another kind" in said(["report", str(file), "--json"], capsys)
+    saved["asked"]["space"]["tp"] = [8]
+    for plan in saved["plans"]:
+        plan["step_s"] = 1e308
+        plan["time"] = dict.fromkeys(plan["time"], 1e308)
+    file.write_text(json.dumps(saved), encoding="utf-8")
+    assert run(["report", str(file), "--out", str(tmp_path / "r.html")]) in (0, 2)
+    told = capsys.readouterr().err
+    assert "Warning" not in told
+    assert "bug" not in told
+
+
 def test_an_address_says_a_thing_once() -> None:
     assert Address.of([("gpus", "64"), ("gpus", "64")]).values == {"gpus": "64"}
     with pytest.raises(InputError, match="the address gives gpus twice"):

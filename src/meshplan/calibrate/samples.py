@@ -38,6 +38,8 @@ class Sample:
     def __post_init__(self) -> None:
         if self.op not in OPS:
             raise InputError(f"unknown operation {shown(self.op)}; known: {', '.join(OPS)}")
+        if not isinstance(self.dtype, str):
+            raise InputError(f"dtype of {self.op} must be a name, not {shown(self.dtype)}")
         if not self.seconds or not all(_is_number(s) and s > 0 for s in self.seconds):
             raise InputError(f"seconds of {self.op} must be numbers above 0, not {shown(list(self.seconds))}")
         sizes = SHAPES.get(self.op, 0)
@@ -89,7 +91,9 @@ def read_samples(path: Path) -> tuple[list[Sample], dict[str, object]]:
             for s in data["samples"]
         ]
         about = {name: data["about"][name] for name in ABOUT} | dict(data["about"])
-        if not (isinstance(about["hosts"], list) and about["hosts"] and _is_count(about["memory_bytes"])):
+        hosts = about["hosts"]
+        named = isinstance(hosts, list) and hosts and all(isinstance(host, str) for host in hosts)
+        if not (named and _is_count(about["memory_bytes"])):
             raise TypeError
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
