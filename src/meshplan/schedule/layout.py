@@ -110,10 +110,13 @@ def best_split(
     )
 
 
+@lru_cache(maxsize=1024)
 def rank_of_stage(stages: int, ranks: int, *, v_shaped: bool) -> npt.NDArray[np.int64]:
-    """The rank of every stage, looped or on a V."""
+    """The rank of every stage, looped or on a V; shared, and so not to be written to."""
     turn, place = np.divmod(np.arange(stages), ranks)
-    return np.where(v_shaped & (turn % 2 == 1), ranks - 1 - place, place)
+    found = np.where(v_shaped & (turn % 2 == 1), ranks - 1 - place, place)
+    found.flags.writeable = False
+    return found
 
 
 class Fill:
@@ -137,6 +140,7 @@ class Fill:
         self.before = [0, *accumulate(fewest)]
         self.items = items
         self.total = [0.0, *accumulate(items)]
+        self.sums = np.array(self.total)
         self.extra = [0.0] * stages
         self.extra[0] += first
         self.extra[-1] += last
@@ -149,8 +153,8 @@ class Fill:
 
     def loads(self, bounds: npt.NDArray[np.int64]) -> Floats:
         """Cost of every stage; ``bounds`` has shape (…, stages + 1)."""
-        loads: Floats = np.diff(np.asarray(self.total)[bounds], axis=-1) + self.extra
-        return loads
+        ends = self.sums[bounds]
+        return np.asarray(ends[..., 1:] - ends[..., :-1] + self.extra)
 
     def stop(self, stage: int, start: int, bound: float) -> int:
         """How far a stage can go from ``start``; below ``start`` if its fixed part alone is too much."""
@@ -190,6 +194,14 @@ class Fill:
 
     def best(self) -> list[int] | None:
         """Bounds with the smallest bottleneck, as even as that leaves room for."""
+        if self.kept is not None or self.stages == 1:
+            return self.best_anew()
+        # Where ranks or rounds are to be balanced next, the same split of stages is asked for again.
+        found = _best_of(tuple(self.items), self.extra[0], self.extra[-1], tuple(self.fewest))
+        return None if found is None else [*found]
+
+    def best_anew(self) -> list[int] | None:
+        """The same, not remembered."""
         low = (self.total[-1] + sum(self.extra)) / self.stages
         high = self.total[-1] + sum(self.extra)
         if not self.forward(high)[0]:
@@ -226,6 +238,14 @@ class Fill:
         return [*bounds, self.count]
 
 
+@lru_cache(maxsize=64)
+def _best_of(
+    items: tuple[float, ...], first: float, last: float, fewest: tuple[int, ...]
+) -> list[int] | None:
+    """``Fill.best`` of several stages without a memory limit."""
+    return Fill([*items], len(fewest), first, last, [*fewest], None).best_anew()
+
+
 def _equal_layers(fill: Fill, ranks: int, v_shaped: bool) -> list[int]:
     """Layers of equal cost: each goes to the rank that has least with it, then evenly over its stages."""
     stages, cost = fill.stages, fill.total[1]
@@ -255,46 +275,140 @@ def _searched(
     """Move layers between stages while the busiest rank gains, and until it costs ``enough``; from an
     even split, from one aimed at equal ranks and from the best split by stages."""
     home = rank_of_stage(fill.stages, ranks, v_shaped=v_shaped)
-    onto = np.eye(ranks)[home]
-    fewest = np.array(fill.fewest)
-
-    def rated(many: npt.NDArray[np.int64]) -> Floats:
-        """(…, 3): bytes over the limit, cost of the busiest rank, unevenness; all small, in this order."""
-        cost = fill.loads(many) @ onto
-        over = np.zeros(cost.shape[:-1])
-        if memory is not None:
-            states, activations = (np.append(0.0, np.cumsum(x)) for x in (memory.states, memory.activations))
-            held = np.diff(states[many], axis=-1) + np.diff(activations[many], axis=-1) * memory.in_flight
-            over = np.maximum((held + memory.fixed) @ onto - memory.limit, 0.0).sum(axis=-1)
-        return np.stack([over, cost.max(axis=-1), (cost**2).sum(axis=-1)], axis=-1)
-
-    def improved(bounds: npt.NDArray[np.int64]) -> tuple[tuple[float, ...], list[int]]:
-        now = tuple(rated(bounds).tolist())
-        while now[0] > 0 or now[1] > enough + fill.slack:
-            busiest = None
-            if fill.stages > _ALL_MOVES and memory is None:
-                cost = fill.loads(bounds) @ onto
-                busiest = tuple(np.flatnonzero(cost[home] >= cost.max() - fill.slack).tolist())
-            tried = bounds + _moves(fill.stages, busiest)
-            tried = tried[(np.diff(tried, axis=1) >= fewest).all(axis=1)]
-            if not len(tried):
-                break
-            ratings = rated(tried)
-            best = int(np.lexsort(ratings.T[::-1])[0])
-            rating = tuple(ratings[best].tolist())
-            if not rating < tuple(x * (1 - 1e-12) for x in now):
-                break
-            bounds, now = tried[best], rating
-        return now, bounds.tolist()
-
-    found: list[tuple[tuple[float, ...], list[int]]] = []
+    local = _Local(fill, home, ranks, memory, enough)
+    found: list[tuple[_Rating, list[int]]] = []
     for start in (_aimed(fill, home, ranks), _even(fill), fill.best()):
         if start is not None:
-            found.append(improved(np.array(start)))
+            found.append(local.improved(start))
             if found[-1][0][0] == 0 and found[-1][0][1] <= enough + fill.slack:
                 break
     (over, *_), bounds = min(found)
     return None if over > 0 else bounds
+
+
+_Rating = tuple[float, float, float]
+"""Bytes over the limit, cost of the busiest rank, unevenness; all small, in this order."""
+
+
+class _Local:
+    """Splits next to a split: one layer's worth moves from one stage to another, those between shifting.
+
+    Every bound that shifts takes one layer across, from one rank to another, so that what ranks cost after a
+    move is what they cost before and a sum over its bounds, read off running sums over all bounds.
+    """
+
+    def __init__(
+        self,
+        fill: Fill,
+        home: npt.NDArray[np.int64],
+        ranks: int,
+        memory: MemoryLimit | None,
+        enough: float,
+    ) -> None:
+        self.fill, self.home, self.enough, self.memory = fill, home, enough, memory
+        self.onto = np.eye(ranks)[home]
+        self.across = self.onto[:-1] - self.onto[1:]
+        """(bounds, ranks): what a layer's worth that goes back over a bound changes."""
+        self.fewest = np.array(fill.fewest)
+        self.costs = np.append(fill.items, 0.0)
+        if memory is not None:
+            self.states = np.append(memory.states, 0.0)
+            self.activations = np.append(memory.activations, 0.0)
+            self.alive = np.asarray(memory.in_flight)[:, None] * self.onto
+            self.alive_across = self.alive[:-1] - self.alive[1:]
+            self.fixed = np.asarray(memory.fixed) @ self.onto - memory.limit
+
+    def improved(self, start: list[int]) -> tuple[_Rating, list[int]]:
+        """The best split found from ``start``, and how good it is."""
+        fill, bounds = self.fill, np.array(start)
+        cost, over = fill.loads(bounds) @ self.onto, self._over(bounds)
+        now = _rating(cost, over)
+        while now[0] > 0 or now[1] > self.enough + fill.slack:
+            busiest = None
+            if fill.stages > _ALL_MOVES and self.memory is None:
+                heavy = cost[self.home] >= cost.max() - fill.slack
+                busiest = tuple(np.flatnonzero(heavy).tolist())
+            low, high = _pairs(fill.stages, busiest)
+            spare = bounds[1:] - bounds[:-1] > self.fewest
+            back, forth = np.flatnonzero(spare[high]), np.flatnonzero(spare[low - 1])
+            if not len(back) and not len(forth):
+                break
+            moves = [(1, low[back], high[back]), (-1, low[forth], high[forth])]
+            tried = np.concatenate([self._moved(cost, bounds, *move) for move in moves])
+            beyond = np.zeros(len(tried))
+            if over is not None:
+                held = np.concatenate([self._held_moved(over, bounds, *move) for move in moves])
+                beyond = np.maximum(held, 0.0).sum(axis=1)
+            best = _best(beyond, tried.max(axis=1), np.square(tried).sum(axis=1))
+            sign, first, last = moves[0] if best < len(back) else moves[1]
+            at = best if best < len(back) else best - len(back)
+            then = bounds.copy()
+            then[first[at] : last[at] + 1] += sign
+            cost_then, over_then = fill.loads(then) @ self.onto, self._over(then)
+            rating = _rating(cost_then, over_then)
+            if not rating < tuple(x * (1 - 1e-12) for x in now):
+                break
+            bounds, cost, over, now = then, cost_then, over_then, rating
+        return now, bounds.tolist()
+
+    def _over(self, bounds: npt.NDArray[np.int64]) -> Floats | None:
+        """Bytes that each rank holds over the limit."""
+        if self.memory is None:
+            return None
+        states, activations = (np.append(0.0, np.cumsum(x[:-1])) for x in (self.states, self.activations))
+        held = np.diff(states[bounds]) @ self.onto + np.diff(activations[bounds]) @ self.alive
+        return np.asarray(held + self.fixed)
+
+    def _moved(
+        self,
+        cost: Floats,
+        bounds: npt.NDArray[np.int64],
+        sign: int,
+        low: npt.NDArray[np.int64],
+        high: npt.NDArray[np.int64],
+    ) -> Floats:
+        """(moves, ranks): costs after bounds ``low`` to ``high`` moved by ``sign``."""
+        shift = self.costs[self._crossing(bounds, sign), None] * self.across
+        return cost + _summed(shift, sign, low, high)
+
+    def _held_moved(
+        self,
+        over: Floats,
+        bounds: npt.NDArray[np.int64],
+        sign: int,
+        low: npt.NDArray[np.int64],
+        high: npt.NDArray[np.int64],
+    ) -> Floats:
+        """The same of the bytes over the limit."""
+        at = self._crossing(bounds, sign)
+        shift = self.states[at, None] * self.across + self.activations[at, None] * self.alive_across
+        return over + _summed(shift, sign, low, high)
+
+    @staticmethod
+    def _crossing(bounds: npt.NDArray[np.int64], sign: int) -> npt.NDArray[np.int64]:
+        """The item that crosses each bound; past the ends there is none, which costs nothing."""
+        return bounds[1:-1] if sign > 0 else bounds[1:-1] - 1
+
+
+def _summed(shift: Floats, sign: int, low: npt.NDArray[np.int64], high: npt.NDArray[np.int64]) -> Floats:
+    """(moves, ranks): ``shift``, one row a bound, summed over the bounds of every move."""
+    running = np.zeros((len(shift) + 1, shift.shape[1]))
+    np.cumsum(sign * shift, axis=0, out=running[1:])
+    return np.asarray(running.take(high, axis=0) - running.take(low - 1, axis=0))
+
+
+def _rating(cost: Floats, over: Floats | None) -> _Rating:
+    beyond = 0.0 if over is None else float(np.maximum(over, 0.0).sum())
+    return beyond, float(cost.max()), float(np.square(cost).sum())
+
+
+def _best(*ratings: Floats) -> int:
+    """The first row with the least of the first rating, of those of the second, and so on."""
+    rows = np.arange(len(ratings[0]))
+    for rating in ratings:
+        here = rating[rows]
+        rows = rows[here == here.min()]
+    return int(rows[0])
 
 
 def _even(fill: Fill) -> list[int]:
@@ -331,21 +445,18 @@ _ALL_MOVES = 40
 
 
 @lru_cache(maxsize=256)
-def _moves(stages: int, busiest: tuple[int, ...] | None) -> npt.NDArray[np.int64]:
-    """Changes of the bounds that move one layer's worth from one stage to another, those between shifting.
-
-    With ``busiest`` those from its stages only, and those of a single bound.
-    """
-    pairs = np.array([(low, high) for low in range(1, stages) for high in range(low, stages)])
-    if not len(pairs):
-        return np.zeros((0, stages + 1), dtype=np.int64)
+def _pairs(
+    stages: int, busiest: tuple[int, ...] | None
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """First and last bound of every move: those between shift with them, so that a layer's worth goes from
+    one stage to another. With ``busiest`` those from or to its stages only, and those of a single bound."""
+    low, high = np.triu_indices(stages - 1)
+    low, high = low + 1, high + 1
     if busiest is not None:
         # Bounds low to high lie between stages low - 1 and high.
-        touches = np.isin(pairs[:, 0] - 1, busiest) | np.isin(pairs[:, 1], busiest)
-        pairs = pairs[touches | (pairs[:, 0] == pairs[:, 1])]
-    bound = np.arange(stages + 1)
-    rows = ((bound >= pairs[:, :1]) & (bound <= pairs[:, 1:])).astype(np.int64)
-    return np.concatenate([rows, -rows])
+        touches = np.isin(low - 1, busiest) | np.isin(high, busiest) | (low == high)
+        low, high = low[touches], high[touches]
+    return low, high
 
 
 def _least_bottleneck(fill: Fill, home: npt.NDArray[np.int64], ranks: int) -> float:

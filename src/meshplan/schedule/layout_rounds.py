@@ -106,7 +106,7 @@ class _Rounds:
             fewest[0] -= self.free * (turn == 0)
             fewest[-1] -= self.free * (turn == self.vp - 1)
             fill = Fill(self.costs[low:high].tolist(), self.ranks, first, last, fewest, None)
-            found += np.diff(fill.evened(bound)).tolist()
+            found += [b - a for a, b in pairwise(fill.evened(bound))]
         return tuple(found)
 
     def _bounds(self) -> Floats:
@@ -123,11 +123,11 @@ class _Rounds:
         most = alike - (self.vp - 1) * float(self.costs.min(initial=0.0))
         sums = (self.total[None, :] - self.total[:, None]).ravel()
         sums = np.sort(sums[(sums >= 0) & (sums <= most + self.slack)])
-        sums = sums[np.append(np.diff(sums) > 0, True)]
+        sums = sums[np.append(sums[1:] > sums[:-1], True)]
         sums = np.concatenate([sums, sums + first, sums + last])
         sums = np.sort(sums[sums <= most + self.slack])
         # The largest of those that are one but for rounding.
-        sums = sums[np.append(np.diff(sums) > self.slack, True)]
+        sums = sums[np.append(sums[1:] - sums[:-1] > self.slack, True)]
         if len(sums) > _MOST_BOUNDS:
             self.exact = False
             average, largest = alike / self.vp, float(self.costs.max())
@@ -142,19 +142,22 @@ class _Rounds:
         end = len(self.costs)
         step = np.searchsorted(self.total, self.total + self.bounds[:, None] + self.slack, side="right") - 1
         # How far a round gets from every layer with each bound: with one stage less, and with all.
-        short = far = np.broadcast_to(np.arange(end + 1), step.shape)
+        place = np.arange(end + 1)
+        row = np.arange(len(step))[:, None] * (end + 1)
+        step += row  # places in the flat table, so that following one step after the other is one look-up
+        short = far = place + row
         for _ in range(self.ranks):
-            short, far = far, np.take_along_axis(step, far, axis=1)
+            short, far = far, step.take(far)
+        short, far = short - row, far - row
         bounds, beyond = np.append(self.bounds, np.inf), len(self.bounds)
-        to = np.arange(end + 1)
         # How many bounds get less far than to b, for every a and b: those that get to b - 1 at most.
-        reach = np.bincount((far + to * (end + 1)).ravel(), minlength=(end + 1) ** 2)
+        reach = np.bincount((far + place * (end + 1)).ravel(), minlength=(end + 1) ** 2)
         less = np.cumsum(reach.reshape(end + 1, end + 1), axis=1)
         middle = np.full((end + 1, end + 1), bounds[0])
         middle[:, 1:] = bounds[less[:, :-1]]
         begun = np.searchsorted(self.total, self.bounds - first + self.slack, side="right") - 1
         reached = np.where(begun >= 1 - self.free, short[np.arange(beyond), np.maximum(begun, 0)], -1)
-        opening = bounds[np.searchsorted(reached, to)]
+        opening = bounds[np.searchsorted(reached, place)]
         rest = np.searchsorted(self.total, self.total[-1] - (self.bounds - last) - self.slack)
         fits = (rest <= end - 1 + self.free) & (self.bounds >= last - self.slack)
         closes = fits[:, None] & (short >= np.minimum(rest, end)[:, None])
