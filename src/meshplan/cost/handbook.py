@@ -27,7 +27,7 @@ from meshplan.model.counts import model_parameters
 from meshplan.model.layers import Attention, LatentAttention, Moe
 from meshplan.model.model import Model
 from meshplan.plan.kinds import CpKind, Recompute, Schedule, Sharding
-from meshplan.plan.plans import AUTO_LAYERS, Ints, Plans
+from meshplan.plan.plans import AUTO_LAYERS, Ints, Plans, is_constant
 from meshplan.plan.rules import CP_MIN_TOKENS, TP_IN_NODE, Rule
 from meshplan.plan.workload import Workload
 
@@ -43,6 +43,10 @@ ONLY = {
     "layout": (-1, "equal stages"),
 }
 """The only value of each column that the equations know."""
+
+
+NEARLY = 1e-6
+"""How near to a whole number of layers a division is not trusted."""
 
 
 class Dense(NamedTuple):
@@ -198,7 +202,8 @@ class Handbook:
 
 def _check(plans: Plans) -> None:
     for column, (value, words) in ONLY.items():
-        if (getattr(plans, column) != value).any():
+        values = getattr(plans, column)
+        if ((values[:1] if is_constant(values) else values) != value).any():
             raise InputError(f"the handbook cost model prices {words} only")
 
 
@@ -217,15 +222,17 @@ def _recomputed(asked: Ints, stage_layers: Floats, over: Floats, saved: Floats) 
     needed = over / saved
     fewest = np.ceil(needed)
     # Beside a whole number a rounding error decides the division; there the comparison itself is asked.
-    close = np.flatnonzero(np.abs(needed - np.rint(needed)) < 1e-6)
-    if close.size:
+    short = fewest - needed
+    if short.min() < NEARLY or short.max() > 1 - NEARLY:
+        close = np.flatnonzero(np.abs(needed - np.rint(needed)) < NEARLY)
         over, saved, layers = over[close], saved[close], np.rint(needed[close])
         layers -= over - (layers - 1) * saved <= 0
         layers += over - layers * saved > 0
         fewest[close] = layers
     fewest = np.minimum(np.maximum(fewest, 0.0), stage_layers)
-    auto = asked == AUTO_LAYERS
-    return fewest if auto.all() else np.where(auto, fewest, np.minimum(asked, stage_layers))
+    if asked.max() == AUTO_LAYERS:  # of all, as nothing is less
+        return fewest
+    return np.where(asked == AUTO_LAYERS, fewest, np.minimum(asked, stage_layers))
 
 
 def _seconds_a_byte(

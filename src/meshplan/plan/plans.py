@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from operator import itemgetter, methodcaller
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -68,15 +68,37 @@ _INT_COLUMNS = (
 )  # fmt: skip
 
 
+def is_constant(column: npt.NDArray[Any]) -> bool:
+    """Whether a column is one entry that stands for all rows (as ``np.broadcast_to`` makes it)."""
+    return column.strides == (0,)
+
+
 def chooser(index: Any) -> Callable[[npt.NDArray[Any]], Any]:
     """What takes the entries that integers, a mask or a slice select out of column after column: integers by
-    ``take``, which is the faster, and masks counted out once."""
-    if isinstance(index, np.ndarray):
-        if index.dtype == np.bool_:
-            index = np.flatnonzero(index)
-        if index.dtype == np.int64:
-            return methodcaller("take", index)
-    return itemgetter(index)
+    ``take``, which is the faster, and masks counted out once. A constant column stays one."""
+    if isinstance(index, np.ndarray) and index.dtype == np.bool_:
+        index = np.flatnonzero(index)
+    if not isinstance(index, np.ndarray) or index.dtype != np.int64 or index.ndim != 1:
+        return itemgetter(index)
+    count = len(index)
+
+    def pick(column: npt.NDArray[Any]) -> Any:
+        if not is_constant(column) or not len(column):
+            return column.take(index)
+        return column[:count] if count <= len(column) else np.broadcast_to(column[:1], (count,))
+
+    return pick
+
+
+def end_to_end(columns: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """The entries of all columns (at least one), one column after the other; constant where all are, with the
+    same entry."""
+    first, *others = columns
+    if not others:
+        return first
+    if all(is_constant(c) and len(c) and c[0] == first[0] for c in columns):
+        return np.broadcast_to(first[:1], (sum(map(len, columns)),))
+    return np.concatenate(columns)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,13 +170,15 @@ class Plans:
         """The rows of all tables (at least one, all of the same order), one table after the other."""
         layouts = tuple(dict.fromkeys(layout for table in tables for layout in table.layouts))
         index = {layout: i for i, layout in enumerate(layouts)}
-        columns = {c: np.concatenate([getattr(table, c) for table in tables]) for c in _INT_COLUMNS}
+        columns = {c: end_to_end([getattr(table, c) for table in tables]) for c in _INT_COLUMNS}
         # Read from the end, -1 and AUTO_LAYOUT stand for themselves.
-        moved = [
-            np.array([*(index[own] for own in t.layouts), AUTO_LAYOUT, -1], dtype=np.int64)[t.layout]
-            for t in tables
-        ]
-        return cls(**columns, layout=np.concatenate(moved), layouts=layouts, order=tables[0].order)
+        moved = []
+        for t in tables:
+            codes = np.array([*(index[own] for own in t.layouts), AUTO_LAYOUT, -1], dtype=np.int64)
+            one = is_constant(t.layout) and len(t.layout)
+            here = codes[t.layout[:1] if one else t.layout]
+            moved.append(np.broadcast_to(here, t.layout.shape) if one else here)
+        return cls(**columns, layout=end_to_end(moved), layouts=layouts, order=tables[0].order)
 
     def take(self, index: Any) -> Plans:
         """The rows ``index`` selects (integers, a mask or a slice), in that order."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from meshplan.cost.costs import Bools, Costs, Floats
 from meshplan.plan.kinds import Recompute, Sharding
-from meshplan.plan.plans import AUTO_LAYERS, AUTO_LAYOUT, Ints, Plans
+from meshplan.plan.plans import AUTO_LAYERS, AUTO_LAYOUT, Ints, Plans, chooser
 from meshplan.search.bounds import Bounding, floors_of
 from meshplan.search.candidates import DETAILS, MESH, PIPELINE, Columns, Join
 from meshplan.search.exists import closest_miss
@@ -381,4 +381,5 @@ def _columns(plans: Plans, more: tuple[str, ...] = ()) -> dict[str, Ints]:
 
 
 def _some(columns: Columns, index: Bools | Ints) -> Columns:
-    return {name: column[index] for name, column in columns.items()}
+    pick = chooser(index)
+    return {name: pick(column) for name, column in columns.items()}

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from meshplan.plan.plans import AUTO_LAYOUT, Plan, Plans
+from meshplan.plan.plans import AUTO_LAYOUT, Plan, Plans, chooser, is_constant
 from meshplan.plan.rules import Rule, Setting
 from meshplan.plan.space import Space
 
@@ -142,7 +142,9 @@ class Join:
             ranks = part["tp"].astype(np.float64) * part["cp"] * part["pp"]
             return {**part, "dp": np.maximum(self.setting.cluster.gpus // ranks, 1).astype(np.int64)}
         values = (only or {}).get(name, self.values[name])
-        grown = {column: np.repeat(array, len(values)) for column, array in part.items()}
+        if name != "recompute" and len(values) == 1:
+            return {**part, name: np.broadcast_to(values, (rows,))}
+        grown = {column: _repeated(array, len(values)) for column, array in part.items()}
         if name != "recompute":
             return {**grown, name: np.tile(values, rows)}
         layers, modules = np.tile(values, (rows, 1)).T
@@ -157,7 +159,8 @@ class Join:
             if not passed.all():
                 if counted:
                     self._count(level, position, rule, plans, passed)
-                columns = {name: column[passed] for name, column in columns.items()}
+                pick = chooser(passed)
+                columns = {name: pick(column) for name, column in columns.items()}
                 plans = self.table(columns)
         return columns
 
@@ -175,6 +178,13 @@ class Join:
             least, demand = int(gone[int(np.argmin(asked))]), int(asked.min())
         if best is None or (best.depth, -best.demand) < (depth, -demand):
             self.funnel.example = Example(rule=rule, plan=plans[least], depth=depth, demand=demand)
+
+
+def _repeated(column: npt.NDArray[np.int64], times: int) -> npt.NDArray[np.int64]:
+    """Every entry so many times."""
+    if is_constant(column):
+        return np.broadcast_to(column[:1], (len(column) * times,))
+    return np.repeat(column, times)
 
 
 _DEFAULTS = {

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshplan.plan.plans import Ints
+from meshplan.plan.plans import Ints, is_constant
 
 _TABLE = 8
 """Codes up to this many times the rows are counted in a table instead of sorted."""
@@ -35,6 +35,8 @@ def distinct(columns: Sequence[Ints]) -> tuple[Ints, Ints]:
     limit = max(_TABLE * n, 1 << 12)
     packed, size = np.zeros(n, dtype=np.int64), 1
     for column in columns:
+        if is_constant(column):
+            continue
         low = int(column.min())
         span = int(column.max()) - low + 1
         if span == 1:
