@@ -291,16 +291,13 @@ def _plan(row: Row, model: Model, source: Source, stack: Stack, assumed: list[st
             vp = 2 if code in (Schedule.ZB_V, Schedule.V_HALF, Schedule.V_MIN, Schedule.DUALPIPE_V) else vp
             break
     sp = row.whole("sp")
-    kind = CpKind.RING
-    if noted(row, r"ulysses"):
-        kind = CpKind.ULYSSES
     layout = nanotron_layout(model, pp) if source.stack == "nanotron" and pp > 1 and vp == 1 else None
     return Plan(
         tp=tp,
         layout=layout,
         sp=bool(sp) if sp is not None else bool(tp > 1),
         cp=cp,
-        cp_kind=kind,
+        cp_kind=_context_kind(row),
         pp=pp,
         vp=vp,
         schedule=schedule,
@@ -313,6 +310,15 @@ def _plan(row: Row, model: Model, source: Source, stack: Stack, assumed: list[st
         recompute_modules=modules,
         replicas=_replicas(row, dp),
     )
+
+
+def _context_kind(row: Row) -> CpKind:
+    """How ranks of context parallelism share keys and values."""
+    if noted(row, r"ulysses"):
+        return CpKind.ULYSSES
+    if noted(row, "FlexAttention") and refers(row, "torchtitan"):  # _context_parallel/_cp_custom_ops.py
+        return CpKind.ALL_GATHER
+    return CpKind.RING
 
 
 def _usual_stages(row: Row) -> int:
