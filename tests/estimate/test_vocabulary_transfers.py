@@ -135,3 +135,32 @@ def test_a_table_of_plans_prices_each_as_alone():
     table = full.price(LLAMA, machine, work, Plans.of(*plans))
     alone = [full.price(LLAMA, machine, work, Plans.of(plan)).time["tp"][0] for plan in plans]
     assert np.asarray(table.time["tp"]) == pytest.approx(alone, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("plan", "nodes"),
+    [
+        (Plan(pp=2, dp=1, sharding=Sharding.DDP), 1),
+        (Plan(tp=4, sp=True, pp=4, dp=1, sharding=Sharding.DDP), 2),
+    ],
+)
+def test_stages_that_share_the_embedding_add_up_its_gradient(plan, nodes):
+    """Once a step, in fp32 and after everything else; without data parallelism there is nothing else
+    (Megatron-LM, ``core/distributed/finalize_model_grads.py``)."""
+    model = replace(LLAMA, tied_embeddings=True)
+    size = 4 * 128_256 * 4096 / plan.tp
+    profile = profile_of(cluster_of("h100-sxm", 16).gpu)
+    expected = float(
+        collective_seconds(
+            profile, "all_reduce", size, ranks=2, ranks_per_node=2 // nodes, network_bandwidth=50e9
+        )
+    )
+    costs = price(MEGATRON, plan, model)
+    assert float(costs.time["dp"][0]) == pytest.approx(expected, rel=1e-6)
+    simulated = price(MEGATRON, plan, model, "pipelines").simulated(costs, np.array([0]))
+    assert float(simulated.time["dp"][0]) == pytest.approx(expected, rel=1e-6)
+    # A head of its own shares nothing, nor do ends on one rank, nor torch's pipelines, which refuse ties.
+    assert float(price(MEGATRON, plan).time["dp"][0]) == 0
+    folded = replace(plan, schedule=Schedule.ZB_V, vp=2)
+    assert float(price(MEGATRON, folded, model).time["dp"][0]) == 0
+    assert float(price(TORCH, plan, model).time["dp"][0]) == 0

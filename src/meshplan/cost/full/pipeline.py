@@ -21,7 +21,14 @@ from meshplan.cost.full.memory import peak, recomputed_share
 from meshplan.cost.full.narrow import rows
 from meshplan.cost.full.stage_cuts import Cut, Cuts, cut_up
 from meshplan.cost.full.stages import even_layout
-from meshplan.cost.full.step import BESIDE, last_backwards, part_means, reduction_window, shards_of
+from meshplan.cost.full.step import (
+    BESIDE,
+    last_backwards,
+    part_means,
+    reduction_window,
+    shards_of,
+    shared_embedding,
+)
 from meshplan.cost.full.sync import Shards, Transfers, beyond, gradient_transfers, reductions
 from meshplan.cost.full.topology import Group
 from meshplan.cost.full.work import hop_seconds, paces, rank_work
@@ -368,7 +375,10 @@ def _reduction(
     else:
         reduce, gathered, alone = times * moved.reduce + moved.replicas, moved.gathered, moved.replicas
     once = ~c.gathers[:, None]
-    tail = np.where(once, reduce, alone)
+    # The first rank and the last add up what both hold when they have reduced the rest.
+    rank = np.arange(ranks.ranks.shape[1])
+    ends = (rank == 0) | (rank == p.pp[:, None] - 1)
+    tail = np.where(once, reduce, alone) + ends * shared_embedding(c)[:, None]
     starts = np.cumsum(on_rank, axis=1) / p.vp[:, None] - on_rank / p.vp[:, None]
     real = ranks.ranks > 0
     delay = np.where(once & real, gathered - starts, 0.0).max(axis=1)

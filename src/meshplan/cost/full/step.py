@@ -12,9 +12,11 @@ from meshplan.cost.full.context import Context
 from meshplan.cost.full.layer_time import PARTS
 from meshplan.cost.full.layers import Priced
 from meshplan.cost.full.narrow import added, flat, most, widest
+from meshplan.cost.full.stages import V_SHAPED
 from meshplan.cost.full.sync import Shards, Transfers, gradient_transfers, reductions
 from meshplan.cost.full.topology import Group
 from meshplan.cost.full.work import Paces, rank_work
+from meshplan.plan.kinds import Schedule
 from meshplan.plan.plans import Ints, Plans
 from meshplan.schedule.closed_form import bubbles
 
@@ -141,10 +143,27 @@ def _with_copies(c: Context, group: Group) -> Group:
     return Group(size=group.size * c.joined_copies, per_node=group.per_node * together)
 
 
+def shared_embedding(c: Context) -> Floats:
+    """Seconds in which the first and the last stage add up the gradient of the vocabulary matrix that both
+    hold (a tied head, or the embedding of multi-token prediction), after all other gradients
+    (Megatron-LM, ``core/distributed/finalize_model_grads.py``). torch ties no weights across stages."""
+    p = c.plans
+    ends = [int(s) for s in (Schedule.DUALPIPE, *V_SHAPED)]  # both stages on one rank
+    apart = (p.pp > 1) & ~np.isin(p.schedule, ends)
+    shared = c.model.tied_embeddings or bool(c.model.mtp)
+    if not shared or c.stack.family == "torch" or c.stack.vocabulary == "cut" or not apart.any():
+        return np.zeros(len(p))
+    reach = c.spans["pp"] * p.pp
+    pair = Group(size=np.where(apart, 2, 1), per_node=np.where(apart & (reach <= c.domain), 2, 1))
+    return c.links.seconds("all_reduce", c.stack.reduce_bytes * c.vocabulary_parameters, pair, reach // 2)
+
+
 class Once(NamedTuple):
     """What a step pays once, for each kind of plan."""
 
     transfers: Transfers
+    embedding: Floats
+    """``shared_embedding``."""
     straggler: Floats
     """Share of all other time that the slowest of the GPUs adds."""
 
@@ -155,6 +174,7 @@ def once(kinds: Likeness) -> Once:
     gpus = np.maximum(c.plans.gpus, 1)
     return Once(
         transfers=gradient_transfers(shards_of(c), c.plans.sharding, c.links, c.profile, c.stack),
+        embedding=shared_embedding(c),
         straggler=c.stack.straggler * np.sqrt(2 * np.log(gpus)),
     )
 
@@ -204,8 +224,10 @@ def step_parts(
             moving = pipeline.scattering * (window / BESIDE)
             alone = transfers.replicas_alone(window * pipeline.backward, moving)
         exposed = np.where(c.gathers, alone, exposed)
-    time["dp"] = time["dp"] + exposed
     hidden["dp"] = hidden["dp"] + moved - exposed
+    time["dp"] = time["dp"] + exposed
+    if paid.embedding.any():
+        time["dp"] = time["dp"] + paid.embedding.take(at)
     time["optimizer"] = transfers.optimizer
     time["step overhead"] = np.full(len(p), c.stack.step_s)
     whole = added(time.values())
