@@ -344,7 +344,7 @@ def test_unknown_gpus_are_counted_but_not_alone(capsys, write):
         (["--tier", "D"], "unknown tier 'D'; known: A, B, C"),
         (["--worst", "-1"], "--worst must be at least 0, not '-1'"),
         (["--cost-model", "magic"], "--cost-model 'magic' is not one of full, handbook"),
-        (["--tier", "C"], "none of the 1 rows is of the tiers asked for"),
+        (["--tier", "C"], "of 1 row none is of the tiers asked for"),
     ],
 )
 def test_refuses_in_one_sentence(capsys, write, flags, words):

@@ -116,7 +116,7 @@ def _refuse_nothing(found: Run, where: str) -> None:
     if not found.rows:
         raise InputError(f"{where} has no rows")
     if found.first_skip is None:
-        raise InputError(f"{where}: none of the {found.rows:,} rows is of the tiers asked for")
+        raise InputError(f"{where}: of {found.rows:,} rows none is of the tiers asked for")
     line, column, reason = found.first_skip
     place = f"line {line}, column {column}" if column else f"line {line}"
     raise InputError(f"{where}, {place}: {reason}; none of the {found.rows:,} rows can be used")
