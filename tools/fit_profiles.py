@@ -4,7 +4,8 @@
 
 TABLES is a folder of ``GPU.gemm.csv.gz``, ``.attention.csv.gz``, ``.moe.csv.gz`` and ``.nccl.csv.gz``: the
 aiconfigurator project's public measurements (github.com/ai-dynamo/aiconfigurator, ``systems/data``,
-commit 095f58a5, Apache-2.0), times in µs, one row a shape. Needs scipy. Deterministic: the sample, the
+commit 095f58a5, Apache-2.0), times in µs, one row a shape; ``reduce_tables.py`` makes those of the PCIe cards,
+and a GPU without a table in TABLES is left as it is. Needs scipy. Deterministic: the sample, the
 optimizer and the rounding have no freedom. Each curve is fitted on a sample of its table, and the error
 written beside it is that of the rows left out; the run prints them all. What no table gives comes from
 ``profile_facts.toml`` beside this file.
@@ -156,6 +157,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     print(f"{'GPU':10} {'curve':38} {'median':>7} {'mean':>7} {'points':>7}")
     for gpu in options.gpu or known:
+        if not (options.tables / f"{spec_of(gpu)['table']}.gemm.csv.gz").is_file():
+            print(f"{gpu:10} no tables here, left as it is")
+            continue
         table = fit_profile(options.tables, gpu)
         (options.out / f"{gpu}.toml").write_text(header(gpu) + toml_of(table), encoding="utf-8")
         for curve, error in errors_of(table):
