@@ -4,7 +4,7 @@
 
 TABLES is a folder of ``GPU.gemm.csv.gz``, ``.attention.csv.gz``, ``.moe.csv.gz`` and ``.nccl.csv.gz``: the
 aiconfigurator project's public measurements (github.com/ai-dynamo/aiconfigurator, ``systems/data``,
-commit 095f58a5, Apache-2.0), times in µs, one row a shape; ``reduce_tables.py`` makes those of the PCIe cards,
+commit 095f58a5, Apache-2.0), times in µs, one row a shape; ``reduce_tables.py`` makes those of PCIe cards,
 and a GPU without a table in TABLES is left as it is. Needs scipy. Deterministic: the sample, the
 optimizer and the rounding have no freedom. Each curve is fitted on a sample of its table, and the error
 written beside it is that of the rows left out; the run prints them all. What no table gives comes from

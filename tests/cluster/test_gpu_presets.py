@@ -21,7 +21,7 @@ WANTED = {
     "mi250x", "mi300x", "mi325x", "mi355x", "gaudi2", "gaudi3", "ascend-910b", "ascend-910c",
     "gh200-96gb", "gh200-144gb", "h100-nvl", "h20-141gb", "a100-pcie-40gb", "a40", "a10", "a10g", "rtx-3090",
     "l4", "l40", "l40s", "rtx-4090", "rtx-5090", "rtx-a6000", "rtx-pro-6000", "rtx-pro-6000-ws", "b100", "t4",
-    "v100s-pcie-32gb", "mi300a", "mi308x", "mi350x", "trn1", "trn2",
+    "v100s-pcie-32gb", "mi300a", "mi308x", "mi350x", "trn1", "trn2", "a30", "rtx-6000-ada",
 }  # fmt: skip
 SHARES_ITS_MEMORY = {"mi300a"}  # with the CPU cores; HIP gives a process 96 of 128 GiB
 
@@ -76,6 +76,8 @@ def test_aliases_stand_on_the_second_line():
         ("rtx-3090", 82, 4 * 64 * 2, 1.695e9),
         ("l40", 142, 4 * 64 * 2, 2.49e9),
         ("l4", 58, 4 * 128 * 2, 2.04e9),
+        ("rtx-6000-ada", 142, 4 * 128 * 2, 2.505e9),
+        ("a30", 56, 4 * 256 * 2, 1.44e9),
         ("rtx-5090", 170, 4 * 64 * 2, 2.407e9),
         ("rtx-pro-6000", 188, 4 * 128 * 2, 2.43e9),
         ("t4", 40, 8 * 64 * 2, 1.59e9),
@@ -113,6 +115,7 @@ def test_scale_up_is_links_times_their_speed(name, links, bytes_per_link):
         ("mi325x", 8192, 5.86e9), ("mi355x", 8192, 7.8e9), ("rtx-4090", 384, 21e9), ("rtx-a6000", 384, 16e9),
         ("h100-nvl", 6016, 5.2e9), ("a40", 384, 14.5e9), ("a10", 384, 12.5e9), ("a10g", 384, 12.5e9),
         ("rtx-3090", 384, 19.5e9), ("l4", 192, 12.5e9), ("l40", 384, 18e9), ("rtx-5090", 512, 28e9),
+        ("rtx-6000-ada", 384, 20e9), ("a30", 3072, 2.43e9),
         ("rtx-pro-6000", 512, 25e9), ("rtx-pro-6000-ws", 512, 28e9), ("t4", 256, 10e9),
         ("v100s-pcie-32gb", 4096, 2.214e9), ("mi300a", 8192, 5.2e9), ("mi350x", 8192, 7.8e9),
     ],
@@ -168,7 +171,8 @@ def test_the_textbooks_h100():
         ("5090", "rtx-5090"),
         ("RTX PRO 6000", "rtx-pro-6000"), ("MI350", "mi350x"), ("Trainium2", "trn2"),
         ("trn2.48xlarge", "trn2"),
-        ("Gaudi 2", "gaudi2"), ("MI300X OAM", "mi300x"),
+        ("Gaudi 2", "gaudi2"), ("NVIDIA RTX 6000 Ada Generation", "rtx-6000-ada"), ("NVIDIA A30", "a30"),
+        ("MI300X OAM", "mi300x"),
     ],
 )  # fmt: skip
 def test_names_as_people_write_them(typed, name):
