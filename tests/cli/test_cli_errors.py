@@ -182,6 +182,21 @@ def test_with_json_an_error_is_json_too(flags: list[str], capsys: pytest.Capture
     assert "tp 3 does not divide 64 heads" in error["error"]
 
 
+def test_an_interrupt_that_python_wraps_is_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that meets ``__set_name__`` while a module is read comes as its cause."""
+
+    def interrupted(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("Error calling __set_name__ on 'Field'") from KeyboardInterrupt()
+
+    monkeypatch.setattr("meshplan.cli.plan.planned", interrupted)
+    assert (
+        main(["plan", "llama-3.1-8b", "--gpu", "h100-sxm", "--gpus", "8", "--seq", "8", "--gbs", "8"]) == 130
+    )
+    assert capsys.readouterr() == ("", "error: interrupted\n")
+
+
 def test_interrupt_is_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def interrupted(*args: object, **kwargs: object) -> None:
         raise KeyboardInterrupt

@@ -82,6 +82,28 @@ def test_where_nothing_fits_the_point_says_so() -> None:
     assert found.points[1].efficiency == 1.0
 
 
+def test_where_no_plan_is_valid_the_point_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    """512 sequences on a million GPUs: 64 ranks of each would have to share a sequence or a layer."""
+    ask = ["scale", "llama-3.1-70b", "--gpu", "h100-sxm", "--seq", "8192", "--gbs", "512"]
+    assert main([*ask, "--gpus", "1000000", "--json"]) == 1
+    reason = json.loads(capsys.readouterr().out)["points"][0]["reason"]
+    assert reason.startswith("no valid plan: ")
+    assert main([*ask, "--gpus", "1000000"]) == 1
+    text = capsys.readouterr().out
+    assert "no valid plan: " in text
+    assert "bars, every GPU's time" not in text
+
+
+def test_lists_given_twice_are_one_list_and_every_curve_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    ask = ["scale", "gpt2", "--gpu", "h100-sxm", "--seq", "1024", "--space", "plain"]
+    batches = [str(8 * n) for n in range(1, 11)]
+    argv = [*ask, "--gpus", "8", *(word for gbs in batches for word in ("--gbs", gbs))]
+    assert main([*argv, "--cost-model", "handbook"]) == 0
+    text = capsys.readouterr().out
+    for mark, gbs in zip("abcdefghij", batches, strict=True):
+        assert f"{mark}  strong scaling: {gbs} sequences a step" in text
+
+
 def test_a_batch_that_cannot_grow_with_the_gpus_keeps_its_row() -> None:
     """Nine sequences on 16 GPUs are 13.5 on 24 and 18 on 32."""
     case = Case(

@@ -107,7 +107,7 @@ def test_imbalance_of_experts_makes_the_step_longer() -> None:
         ("nic", "write it like nic=2x"),
         ("nic=", "write it like nic=2x"),
         ("nic=fast", "bandwidth"),
-        ("nic=0x", "bandwidth"),
+        ("nic=0x", "no factor above 0"),
         ("nik=2x", "did you mean"),
         ("gbs=1.5", "not a whole number or a factor"),
         ("gbs=0.001x", "not a whole number"),
@@ -157,3 +157,10 @@ def test_memory_is_told_as_gpus_show_it() -> None:
     """141 GB are 131.3 GiB; an 80 GB H100 has 80 GiB."""
     (change,) = what_if(case("full"), "memory=141GB").changes
     assert (change.old, change.new) == ("80.0 GiB", "131.3 GiB")
+
+
+@pytest.mark.parametrize("change", ["nic=0x", "memory=-100%", "gbs=0x"])
+def test_a_factor_that_leaves_nothing(change: str, capsys: pytest.CaptureFixture[str]) -> None:
+    ask = ["plan", "llama-3.1-8b", "--gpu", "h100-sxm", "--gpus", "16", "--seq", "4096", "--gbs", "64"]
+    assert main([*ask, "--what-if", change]) == 2
+    assert capsys.readouterr().err.endswith("is no factor above 0\n")

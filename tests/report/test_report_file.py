@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from html.parser import HTMLParser
@@ -292,6 +293,21 @@ def test_a_saved_answer_holds_the_question(
     assert main(["plan", str(job), "--json", *more]) == code
     again = json.loads(capsys.readouterr().out)
     assert (again["plans"], again["counts"]) == (whole["plans"], whole["counts"])
+
+
+def test_a_report_of_what_is_piped_in(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["plan", "llama-3.1-8b", *SMALLER, "--json"]) == 0
+    saved = capsys.readouterr().out
+    for text, code in ((saved, 0), ("", 2)):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+        out = tmp_path / f"{code}.html"
+        assert main(["report", "-", "--out", str(out)]) == code
+        assert out.exists() is (code == 0)
+    assert "standard input is empty" in capsys.readouterr().err
+    assert main(["report", "--outt", "x"]) == 2
+    assert "unknown option --outt; did you mean --out?" in capsys.readouterr().err
 
 
 def test_report_says_what_a_saved_plan_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

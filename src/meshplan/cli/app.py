@@ -111,6 +111,9 @@ def run(argv: list[str]) -> int:
         if not isinstance(stop.__context__, BrokenPipeError):
             raise
     except Exception as error:  # the outermost frame: a bug ends as a sentence too
+        if _was_interrupted(error):
+            _complain("interrupted", INTERRUPTED, wants_json)
+            return INTERRUPTED
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             _complain("cannot write the output: no space left on the device", 2, wants_json)
@@ -128,12 +131,21 @@ def run(argv: list[str]) -> int:
     return code
 
 
+def _was_interrupted(error: BaseException | None) -> bool:
+    """Whether a keyboard interrupt is behind an error, as where it met the making of a class."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
 def _dispatch(argv: list[str]) -> int:
     if argv[:1] == ["help"]:
         argv = [*argv[1:], "--help"]
     if argv in ([], ["--help"], ["-h"]):  # cyclopts would import every command for this
         sys.stdout.write(_root_help())
         return 0
+    if argv[:1] == ["report"]:  # cyclopts takes a lone dash for an option
+        argv = ["/dev/stdin" if word == "-" else word for word in argv]
     console = None
     if not {"--help", "-h"}.isdisjoint(argv):  # one of its own: cyclopts keeps the width it saw first
         from rich.console import Console

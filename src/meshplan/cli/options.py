@@ -67,11 +67,19 @@ def read_degree(text: str, what: str) -> int:
     return read_count(text, what, most=MOST_DEGREE)
 
 
-def option(read: Callable[[str, str], Any], *, many: bool = False, metavar: str = "N") -> Parameter:
-    """A cyclopts parameter read by ``read(text, flag)``; ``many``: a comma-separated list, repeatable."""
+def option(
+    read: Callable[[str, str], Any], *, many: bool = False, joined: bool = False, metavar: str = "N"
+) -> Parameter:
+    """A cyclopts parameter read by ``read(text, flag)``; ``many``: a comma-separated list, repeatable;
+    ``joined``: repeatable too, where ``read`` makes the tuple itself."""
 
     def convert(_type: Any, tokens: Sequence[Token]) -> Any:
+        if joined:
+            values = [v for t in tokens for v in read(t.value, t.keyword or "the argument")]
+            return tuple(dict.fromkeys(values))
         if not many:
+            if len(tokens) > 1:
+                raise InputError(f"{tokens[-1].keyword or 'the argument'} is given more than once")
             return read(tokens[-1].value, tokens[-1].keyword or "the argument")
         parts = [p for t in tokens for p in read_list(t.value, t.keyword or "the argument", read)]
         return tuple(dict.fromkeys(parts))

@@ -242,9 +242,8 @@ def no_plan(nothing: Nothing, ranking: Ranking) -> str:
     if counts:
         works = f"; {' or '.join(f'{n:,}' for n in counts)} GPUs would work"
     else:
-        works = (
-            f"; no number of GPUs up to {nothing.searched_to:,} would" if nothing.limit == "memory" else ""
-        )
+        more = nothing.limit == "memory" and nothing.searched_to > ranking.cluster.gpus
+        works = f"; no number of GPUs up to {nothing.searched_to:,} would" if more else ""
     ways = [
         f"{' '.join(way.flags)} ({' '.join(plan_names(way.costs.plans, way.costs.plans.order)[0].split())},"
         f" {step_time(float(way.costs.step_s[0]))} a step)"

@@ -36,7 +36,8 @@ def report(
     Parameters
     ----------
     saved
-        What `meshplan plan … --json`, `estimate … --json` or `report … --json` printed.
+        What `meshplan plan … --json`, `estimate … --json` or `report … --json` printed; - reads standard
+        input.
     out
         Write the report to this file.
     svg

@@ -49,7 +49,7 @@ def read_counts(text: str, what: str) -> tuple[int, ...]:
     return tuple(found)
 
 
-Counts = Annotated[tuple[int, ...], option(read_counts, metavar="LIST")]
+Counts = Annotated[tuple[int, ...], option(read_counts, joined=True, metavar="LIST")]
 
 
 @app.default

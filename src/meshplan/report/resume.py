@@ -7,6 +7,7 @@ same numbers, the report is complete; where not, it shows what is saved and says
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from math import isclose
@@ -38,13 +39,18 @@ from meshplan.search.fidelity import MOST_SURE, SURE
 from meshplan.search.ranking import Ranking
 from meshplan.search.search import search
 
+PIPED = "/dev/stdin"
+"""The name of standard input."""
+MOST_BYTES = 32 << 20
 NOT_ALL = "Only what the file holds is shown: {why}."
 
 
 def read_saved(path: str | Path) -> dict[str, Any]:
-    """The JSON object in a file. Raises ``InputError``."""
-    where = f"saved answer {shown(path, 200)}"
-    text = read_text(path, limit_bytes=32 << 20, what="saved answer")
+    """The JSON object in a file, or in what is piped in (``PIPED``). Raises ``InputError``."""
+    where = "standard input" if path == PIPED else f"saved answer {shown(path, 200)}"
+    text = _piped() if path == PIPED else read_text(path, limit_bytes=MOST_BYTES, what="saved answer")
+    if not text.strip():
+        raise InputError(f"{where} is empty")
     try:
         data = json.loads(text, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
@@ -52,6 +58,15 @@ def read_saved(path: str | Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise InputError(f"{where} must hold a JSON object, not {type(data).__name__}")
     return data
+
+
+def _piped() -> str:
+    data = sys.stdin.buffer.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise InputError(
+            f"standard input is larger than {MOST_BYTES >> 20} MiB, too large for a saved answer"
+        )
+    return data.decode("utf-8", "replace")
 
 
 def report_of_saved(saved: Mapping[str, Any], *, told: Told = lambda what: None) -> dict[str, Any]:

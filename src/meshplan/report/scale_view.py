@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from string import ascii_letters
 from typing import Any
 
 from meshplan.cost.models import priced_by
@@ -33,7 +34,8 @@ LETTERS: Mapping[str, tuple[str, str]] = {
 """Where time goes → its letter in the bars, and what it is."""
 OTHER = ("o", "other")
 PLOT_ROWS = 10
-MARKS = "abcdefgh"
+MARKS = ascii_letters
+"""Of the curves, as many as there can be points."""
 
 
 def scale_text(case: Case, found: Scaling, screen: Screen) -> str:
@@ -42,9 +44,10 @@ def scale_text(case: Case, found: Scaling, screen: Screen) -> str:
     lines = [question[0], *wrap(_ask(case), screen.width), ""]
     for mark, (name, points) in zip(MARKS, found.curves.items(), strict=False):
         lines += [screen.bold(f"{mark}  {_title(name)}"), *_table(points, screen), ""]
-        lines += [*_bars(points, screen), ""]
-    lines += _plot(found, screen)
-    lines += ["", *_legend(found, screen)]
+        if any(point.costs is not None for point in points):
+            lines += [*_bars(points, screen), ""]
+    if any(point.costs is not None for point in found.points):
+        lines += [*_plot(found, screen), "", *_legend(found, screen)]
     return screen.text("\n".join(lines).rstrip() + "\n")
 
 
@@ -79,9 +82,10 @@ def _ask(case: Case) -> str:
 
 def _title(name: str) -> str:
     kind, _, rest = name.partition(", ")
+    rest = rest.removeprefix("gbs ")
     if kind == "strong":
         return f"strong scaling: {rest} sequences a step on every number of GPUs"
-    return f"weak scaling: {rest} GPUs, and as much more on more"
+    return f"weak scaling: {rest.replace(' on ', ' sequences on ')} GPUs, and as many more on more"
 
 
 def _table(points: Sequence[Point], screen: Screen) -> list[str]:
@@ -140,8 +144,8 @@ def _bars(points: Sequence[Point], screen: Screen) -> Iterator[str]:
     size = max(len(f"{p.gpus:,}") for p in points)
     room = max(screen.width - size - 4, 20)
     for point in points:
-        bar = _letters(point.shares, room) if point.costs is not None else point.reason
-        yield f"{pad(f'{point.gpus:,}', size, right=True)}  |{bar}|"
+        if point.costs is not None:
+            yield f"{pad(f'{point.gpus:,}', size, right=True)}  |{_letters(point.shares, room)}|"
 
 
 def _letters(shares: Mapping[str, float], room: int) -> str:
@@ -179,8 +183,6 @@ def _marks(found: Scaling) -> str:
 def _plot(found: Scaling, screen: Screen) -> Iterator[str]:
     """MFU over the number of GPUs, both axes labelled; a letter a curve, ``*`` where they meet."""
     good = [p for p in found.points if p.costs is not None]
-    if not good:
-        return
     counts = sorted({p.gpus for p in found.points})
     top = math.ceil(max(float(p.costs.mfu[0]) for p in good if p.costs is not None) * 20) / 20
     step = max((screen.width - 8) // len(counts), 3)

@@ -117,6 +117,8 @@ class Ranking:
     """Plans whose step times differ by less, relatively, are as good: the usual error of the cost model."""
     simulated: Simulated | None = None
     """How the first plans were simulated; ``None`` where all times are the closed form's."""
+    against: str = ""
+    """Where the rules left no plan at all, what stands against one that comes far: a sentence."""
 
     def __len__(self) -> int:
         return len(self.costs.plans)

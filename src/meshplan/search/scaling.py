@@ -109,7 +109,8 @@ def _point(case: Case, curve: str, gpus: int, gbs: int, first: float | None, kno
         return _nothing(curve, gpus, gbs, str(error))
     if not len(ranking):
         miss = ranking.closest_miss
-        return _nothing(curve, gpus, gbs, "no valid plan" if miss is None else _too_large(miss))
+        against = f"no valid plan: {ranking.against}" if ranking.against else "no valid plan"
+        return _nothing(curve, gpus, gbs, against if miss is None else _too_large(miss))
     costs = ranking.costs.take(slice(0, 1))
     tokens = here.workload.tokens / float(costs.step_s[0])
     return Point(

@@ -115,6 +115,8 @@ def search(
     if simulated is not None:
         simulated = replace(simulated, rows=simulated.rows[simpler])
     unfit = 0 if simulated is None else simulated.unfit
+    example = funnel.example if not len(simpler) and pool.miss is None else None
+    against = "" if example is None else example.rule.explain(setting, example.plan)
     ranking = Ranking(
         model=model,
         cluster=cluster,
@@ -134,6 +136,7 @@ def search(
         objective=objective,
         band=band,
         simulated=simulated,
+        against=against,
     )
     if len(ranking) or not advise:
         return ranking

@@ -82,7 +82,8 @@ def software(model: CostModel, name: str, value: str) -> tuple[CostModel, Change
 
 
 def factor_of(text: str) -> float | None:
-    """``2x``, ``0.5x``, ``+10%``, ``-10%`` as a factor; ``None``: not one."""
+    """``2x``, ``0.5x``, ``+10%``, ``-10%`` as a factor; ``None``: not one. Raises ``InputError`` for one that
+    leaves nothing."""
     body = text.strip().lower()
     try:
         if body.endswith(("x", "×")):
@@ -93,7 +94,9 @@ def factor_of(text: str) -> float | None:
             return None
     except ValueError:
         return None
-    return found if math.isfinite(found) and found > 0 else None
+    if not (math.isfinite(found) and found > 0):
+        raise InputError(f"--what-if: {shown(text)} is no factor above 0")
+    return found
 
 
 def _changed_share(name: str, old: float, new: float) -> Changed:
