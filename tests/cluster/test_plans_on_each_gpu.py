@@ -11,7 +11,19 @@ from meshplan.cluster.presets import gpu_names, load_gpu
 @pytest.mark.parametrize("name", gpu_names())
 def test_one_and_eight(name, capsys):
     precision = "bf16" if "bf16" in load_gpu(name).peak_flops else "fp16"
-    flags = ["--gbs", "8", "--seq", "1024", "--space", "small", "--fidelity", "estimate", "--cp", "1", "--json"]
+    flags = [
+        "--gbs",
+        "8",
+        "--seq",
+        "1024",
+        "--space",
+        "small",
+        "--fidelity",
+        "estimate",
+        "--cp",
+        "1",
+        "--json",
+    ]
     seconds = []
     for gpus in ("1", "8"):
         code = main(["plan", "gpt2", "--gpu", name, "--gpus", gpus, "--precision", precision, *flags])

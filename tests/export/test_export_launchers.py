@@ -19,11 +19,11 @@ from pathlib import Path
 import export_samples as samples
 import pytest
 
-from meshplan.cluster.presets import cluster_of
+from meshplan.cluster.presets import cluster_of, gpu_names
 from meshplan.errors import InputError
 from meshplan.export.header import read_facts
 from meshplan.export.launch import Job, Launch
-from meshplan.export.launchers import LAUNCHERS, dns_name
+from meshplan.export.launchers import LAUNCHERS, SKYPILOT_NAMES, dns_name
 from meshplan.export.quoting import yaml_text
 from meshplan.export.targets import TARGETS, export
 from meshplan.model.presets import preset
@@ -379,3 +379,10 @@ def test_yaml_says_what_was_meant(value: dict) -> None:
         import yaml
 
         assert yaml.safe_load(text) == value
+
+
+def test_skypilot_names_are_of_known_gpus() -> None:
+    """As ``sky show-gpus -a`` prints them (docs.skypilot.co, compute/gpus)."""
+    assert set(SKYPILOT_NAMES) <= set(gpu_names())
+    printed = {"a10": "A10", "a10g": "A10G", "a40": "A40", "l4": "L4", "t4": "T4", "gh200-96gb": "GH200"}
+    assert printed.items() <= SKYPILOT_NAMES.items()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from meshplan.export.launch import Job
 from meshplan.plan.kinds import Sharding
 
-BLACKWELL = ("b200", "b300", "gb200", "gb300")
+BLACKWELL = ("b100", "b200", "b300", "gb200", "gb300", "rtx-5090", "rtx-pro-6000", "rtx-pro-6000-ws")
 RACK_SCALE = ("gb200", "gb300")
 
 

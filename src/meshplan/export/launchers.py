@@ -25,6 +25,7 @@ SKYPILOT_NAMES = {
     "h100-pcie": "H100", "h200": "H200", "b200": "B200", "b300": "B300", "gb200": "GB200", "gb300": "GB300",
     "l40s": "L40S", "mi300x": "MI300X", "v100-16gb": "V100", "v100-32gb": "V100-32GB", "rtx-4090": "RTX4090",
     "rtx-a6000": "RTXA6000", "gaudi2": "Gaudi HL-205", "h20": "H20", "h800": "H800", "a800-80gb": "A800-80GB",
+    "a10": "A10", "a10g": "A10G", "a40": "A40", "l4": "L4", "t4": "T4", "gh200-96gb": "GH200",
 }  # fmt: skip
 """Names of accelerators in SkyPilot's catalogue."""
 
