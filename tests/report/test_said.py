@@ -12,6 +12,7 @@ from meshplan.cost.full.explain import LEFT_OUT, explain
 from meshplan.cost.full.model import FullModel
 from meshplan.cost.handbook import Handbook
 from meshplan.errors import InputError
+from meshplan.model import unknown
 from meshplan.plan.kinds import CpKind, Recompute, Schedule, Sharding
 from meshplan.plan.rules import RULES, Rule, Setting, rules_of
 from meshplan.plan.rules.registry import FRAMEWORKS
@@ -148,6 +149,15 @@ def test_what_is_not_known_stays_and_nothing_is_filled_in_twice() -> None:
     assert (
         said("tp 3 does not divide 64 heads; a new end", CHINESE) == "tp 3 不能整除 64 个注意力头；a new end"
     )
+
+
+def test_every_kind_of_layer_that_is_refused_has_a_chinese_name() -> None:
+    kinds = {kind for kind, _ in unknown._SIGNS} | {kind for _, kind in unknown._NAMES}
+    assert len(kinds) > 15
+    for kind in kinds:
+        told = said(f"f: model_type 'x' has layers of a kind that is not known: {kind} (field)", CHINESE)
+        assert told.startswith("f：model_type 'x' 含有不支持的层：")
+        assert not re.search(r"layers|attention|experts|embeddings|connections|values", told), told
 
 
 def test_places_quotations_and_what_else_stands_against_a_plan() -> None:

@@ -124,7 +124,7 @@ def test_the_reader_finds_english() -> None:
         ],
         ["--objective", "memory"],
         ["--cost-model", "handbook"],
-        ["--framework", "torchtitan", "--offload", "optimizer"],
+        ["--framework", "megatron", "--offload", "optimizer"],
         ["--precision", "bf16,fp8"],
     ],
     ids=lambda more: " ".join(more[:1]) or "plain",
@@ -148,6 +148,7 @@ def test_a_report_of_a_saved_answer(model: str, tmp_path: Path, capsys: pytest.C
 
 
 PAGES = (
+    ("/", {"framework": "torchtitan", "offload": "optimizer"}, 200),
     ("/", {}, 200), ("/", {"log2_nic": "1"}, 200), ("/", {"space": "full", "framework": "megatron"}, 200),
     ("/", {"gpu": "mi300x"}, 200), ("/", {"cost_model": "handbook"}, 200), ("/", {"tp": "3"}, 200),
     ("/", {"gpus": "8", "model": "llama-3.1-405b", "tp": "8"}, 200), ("/", {"gpus": "12"}, 422),
@@ -178,6 +179,39 @@ def test_a_page(path: str, more: dict[str, str], status: int, page: object) -> N
     answer = page.get(f"{path}?{urlencode({**asked, **more})}")  # type: ignore[attr-defined]
     assert answer.status_code == status, answer.text[:300]
     assert english(answer.text).keys() <= (VALUES if status == 422 else set())
+
+
+DROPPED = (
+    '{"model_type":', '{"a": 1, "a": 2}', '{"model_type": "t5"}', '{"model_type": "llama"}', "gpu: h100-sxm",
+    '{"model_type": "llama", "hidden_size": "x"}', "gpu: h100-sxm\ngpus: x", "gpu: h100-sxm\ngpus: '8'",
+    "gpu: h100-sxm\ngpus: 8\nzz: 1", "gpu: h100-sxm\ngpus: 8\ngpus: 9", "gpu: h100-sxm\ngpus: 8\ntiers: []",
+    "gpu: h100-sxm\ngpus: 8\nnic: 400", "gpu: {hbm: 80 GB}\ngpus: 8", "gpu: &a h\ngpus: *a", "hello", "",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", DROPPED)
+def test_a_dropped_file(text: str, page: object) -> None:
+    """The page posts to where its form says, which carries the language; keys and values are quoted."""
+    asked = {
+        "model": "llama-3.1-8b",
+        "gpu": "h100-sxm",
+        "gpus": "8",
+        "seq": "8192",
+        "gbs": "64",
+        "lang": "zh",
+    }
+    shown = page.get(f"/?{urlencode(asked)}").text  # type: ignore[attr-defined]
+    where = re.search(r'<form[^>]*id="drop"[^>]*>', shown)
+    assert where is not None
+    action = re.search(r'action="([^"]+)"', where[0])
+    assert action is not None
+    answer = page.post(  # type: ignore[attr-defined]
+        action[1], data={"text": text, "file_name": "f", "back": urlencode(asked)}
+    )
+    assert answer.status_code == 422
+    assert english(re.sub(r"：已知：[^；<]*", "", answer.text)).keys() <= {
+        "gpu", "gpus", "tiers", "YAML", "TOML", "hbm", "like", "h", "model", "type", "hidden", "size", "name",
+    }, answer.text  # fmt: skip
 
 
 def test_two_plans_beside_each_other(page: object) -> None:

@@ -27,9 +27,37 @@ _PHRASES = {
     "model": "模型", "cost model": "成本模型", "stack": "软件栈", "picture": "图", "target": "目标框架",
     "launcher": "启动方式", "a number": "一个数", "text": "文字", "a table": "表",
     "a list of numbers": "数的列表",
+    "expecting property name enclosed in double quotes": "缺少用双引号括起的键名",
+    "expecting value": "缺少值", "extra data": "后面有多余的内容",
+    "illegal trailing comma before end of object": "对象末尾多了逗号",
+    "unterminated string starting": "字符串没有结束",
 }  # fmt: skip
 """What may stand for a name in a sentence."""
-_STRING = re.compile(r"the string (.*)", re.DOTALL)
+_KINDS = {
+    "encoder-decoder layers": "编码器-解码器层",
+    "Kimi delta attention (linear attention)": "Kimi delta 注意力（线性注意力）",
+    "gated DeltaNet linear attention": "门控 DeltaNet 线性注意力",
+    "lightning (linear) attention": "lightning（线性）注意力",
+    "Mamba state-space layers": "Mamba 状态空间层",
+    "recurrent (RG-LRU, RWKV or xLSTM) layers": "循环层（RG-LRU、RWKV 或 xLSTM）",
+    "short-convolution layers": "短卷积层",
+    "compressed sparse attention": "压缩稀疏注意力",
+    "sparse attention with an indexer": "带索引器的稀疏注意力",
+    "sparse attention in blocks": "分块稀疏注意力",
+    "hyper-connections": "超连接",
+    "attention residuals between blocks": "块间注意力残差",
+    "latent mixture-of-experts": "潜在混合专家",
+    "shortcut mixture-of-experts with identity experts": "带恒等专家的捷径混合专家",
+    "per-layer embeddings": "逐层词嵌入",
+    "layers that share keys and values": "共享键值的层",
+    "cross-attention layers": "交叉注意力层",
+    "n-gram memory (Engram)": "n-gram 记忆（Engram）",
+    "RWKV layers": "RWKV 层",
+    "xLSTM layers": "xLSTM 层",
+    "bidirectional encoder layers": "双向编码器层",
+}
+"""Layers that are not known, as ``model.unknown`` names them."""
+_STRING = re.compile(r"the (string|text) (.*)", re.DOTALL)
 MOST_CHARACTERS = 600
 """Longer texts hold something a user dropped: not sentences of ours."""
 
@@ -58,8 +86,8 @@ def said(sentence: str, words: Words) -> str:
     return sentence if found is None else _KEPT.sub(lambda match: quoted[ord(match[0]) - _FIRST], found)
 
 
-_MORE = re.compile(r"(.*) \(and (\d+) more: ([a-z0-9, -]+)\)")
-"""The rules that also stand against a plan, behind the reason of the first."""
+_MORE = re.compile(r"(.*) \(and (\d+) more(?:: ([a-z0-9, -]+))?\)")
+"""What else is wrong, behind the first: how much, and of a plan the rules by name."""
 _FIRST = 0xE000
 _KEPT = re.compile("[\ue000-\uf8ff]")
 """Letters for private use: each stands for a quotation, in which nothing is ours."""
@@ -75,7 +103,8 @@ def _clauses(sentence: str, words: Words) -> str | None:
     more = _MORE.fullmatch(sentence)
     if more is not None:
         first = _clauses(more[1], words)
-        return None if first is None else f"{first}（另有 {more[2]} 条：{more[3]}）"
+        rules = f"：{more[3]}" if more[3] else ""
+        return None if first is None else f"{first}（另有 {more[2]} 条{rules}）"
     whole = _known(sentence, words)
     if whole is not None:
         return whole
@@ -112,7 +141,10 @@ def _value(name: str, value: str, words: Words) -> str:
         return _PARTS.sub(lambda match: words.part(match[0]), value)
     string = _STRING.fullmatch(value)
     if string is not None:
-        return f"字符串 {string[1]}"
+        return f"{'字符串' if string[1] == 'string' else '文字'} {string[2]}"
+    if name == "kinds":
+        for english, chinese in _KINDS.items():
+            value = value.replace(english, chinese)
     return _PHRASES.get(value) or _LIST.sub(_joined, value)
 
 

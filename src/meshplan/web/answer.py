@@ -49,7 +49,7 @@ def waiting_answer(job: Job, asked: Asked, address: Address, words: Words) -> Ht
             h("input", type="hidden", name="back", value=address.query()),
             h("button", words("page.cancel"), type="submit"),
             method="post",
-            action="/cancel",
+            action=f"/cancel?lang={words.language}",
             data_cancel="",
         ),
         data_job=job.id,

@@ -61,7 +61,7 @@ def drop_form(address: Address, words: Words) -> Html:
             h("button", words("drop.use"), type="submit"),
             id="drop",
             method="post",
-            action="/config",
+            action=f"/config?lang={words.language}",
         ),
         id="drop-box",
     )

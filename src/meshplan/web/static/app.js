@@ -116,7 +116,7 @@
     if (!event.target.matches("[data-cancel]")) return;
     event.preventDefault();
     const fields = new URLSearchParams(new FormData(event.target));
-    fetch("/cancel", { method: "POST", body: fields }).then((reply) => reply.text()).then((html) => {
+    fetch(event.target.action, { method: "POST", body: fields }).then((reply) => reply.text()).then((html) => {
       if (watching) { watching.close(); watching = null; }
       const page = new DOMParser().parseFromString(html, "text/html");
       show(page.getElementById("answer").innerHTML);
