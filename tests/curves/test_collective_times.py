@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshplan.cluster.collectives import COLLECTIVES, bus_factor, collective_seconds, scaleup_bus
+from meshplan.cluster.collectives import COLLECTIVES, Groups, bus_factor, collective_seconds, scaleup_bus
 from meshplan.cluster.profile import load_profile, profile_names
 from meshplan.cluster.profile_data import OPS
 from meshplan.errors import InputError, UnknownNameError
@@ -252,6 +252,21 @@ def test_shapes_broadcast() -> None:
     one = collective_seconds(profile, "all_reduce", 1e8, ranks=64, ranks_per_node=2, network_bandwidth=50e9)
     assert seconds[1, 3] == pytest.approx(float(one))
     assert float(collective_seconds(profile, "all_reduce", 0.0, ranks=8, ranks_per_node=8)) == 0
+
+
+@pytest.mark.parametrize("op", COLLECTIVES)
+def test_groups_asked_together_take_what_each_takes_alone(op: str) -> None:
+    """Groups of one rank, of some and of all of a node, and over nodes; two sizes of each."""
+    profile = load_profile("h100-sxm")
+    ranks, per_node = np.array([1, 2, 3, 8, 16, 64, 12]), np.array([1, 2, 3, 8, 8, 1, 4])
+    sizes = np.array([[1e5, 3e6, 0.0, 2e9, 5e7, 1e6, 4e8], [1e9] * 7])
+    groups = Groups(profile, ranks=ranks, ranks_per_node=per_node, network_bandwidth=50e9)
+    together = groups.seconds(op, sizes)
+    for (row, column), size in np.ndenumerate(sizes):
+        n, r = int(ranks[column]), int(per_node[column])
+        alone = collective_seconds(profile, op, size, ranks=n, ranks_per_node=r, network_bandwidth=50e9)
+        assert together[row, column] == pytest.approx(float(alone), rel=1e-12)
+        assert (together[row, column] > 0) == (n > 1 and size > 0)
 
 
 def test_nonsense_is_refused() -> None:
