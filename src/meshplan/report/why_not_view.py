@@ -232,7 +232,7 @@ def _fixes(found: WhyNot, screen: Screen) -> Iterator[str]:
     for fix in plans[: max(MOST_FIXES - len(others), 2)]:
         yield from indented(f"{_kind(fix, found)}{_fixed(fix, limit)}", screen)
     if others:
-        yield "  or, with the plan as it is" if plans else "  with the plan as it is"
+        yield "  or, with the plan as asked" if plans else "  with the plan as asked"
         for fix in others:
             yield from (
                 f"  {line}" for line in indented(_fixed(fix, limit), replace(screen, width=screen.width - 2))
