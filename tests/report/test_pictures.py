@@ -209,7 +209,7 @@ def test_memory_of_many_kinds_shows_the_fullest() -> None:
     text = memory_chart(many, LIMIT, EN)
     assert "rank 39" in text
     assert "rank 0<" not in text
-    assert "28 kinds of rank that hold less are not drawn" in text
+    assert "not drawn: 28 kinds of rank that hold less" in text
 
 
 def test_waterfall_bars_start_where_the_last_one_ended() -> None:
@@ -283,7 +283,7 @@ def test_front_is_what_no_plan_beats(points: list[tuple[float, float]]) -> None:
 
 def test_pareto_counts_what_it_does_not_draw() -> None:
     text = pareto_chart(STEP, MEMORY, LIMIT, EN, band=0.05, more=7)
-    assert "1 plans slower than 4× the best are not drawn" in text
+    assert "not drawn: 1 plan slower than 4× the best" in text
     assert "7 more plans that fit" in text
     assert "2 plans are within 5.0% of the best" in text
 

@@ -165,6 +165,6 @@ def read_switch(text: str, what: str) -> bool:
 def read_dims(text: str, what: str) -> tuple[str, ...]:
     """Dimensions from inside out, joined by dashes; all but ``ep`` must be there."""
     try:
-        return read_order(text, {"tp": 2, "cp": 2, "dp": 2, "pp": 2})
+        return read_order(text)
     except InputError as error:
         raise InputError(f"{what}: {error}") from None

@@ -181,11 +181,12 @@ class Mesh:
             )
 
 
-def read_order(order: Iterable[str] | str, sizes: Mapping[str, int]) -> tuple[str, ...]:
+def read_order(order: Iterable[str] | str, sizes: Mapping[str, int] | None = None) -> tuple[str, ...]:
     """An order (``tp-cp-ep-dp-pp``, or its names) with the dimensions it may leave out put at its end, ``ep``
     just inside ``dp``.
 
-    Raises ``InputError`` for unknown or repeated names, and when one with a size above 1 is missing.
+    Raises ``InputError`` for unknown or repeated names, and when one with a size above 1 is missing; without
+    ``sizes``, when any but ``ep`` is.
     """
     names = [name.strip().lower() for name in (order.split("-") if isinstance(order, str) else order)]
     text = "-".join(names)
@@ -200,12 +201,11 @@ def read_order(order: Iterable[str] | str, sizes: Mapping[str, int]) -> tuple[st
             f"order {shown(text)} names {twice[0]} more than once; try '{'-'.join(dict.fromkeys(names))}'"
         )
     missing = [name for name in DEFAULT_ORDER if name not in names]
-    needed = [name for name in missing if sizes.get(name, 1) > 1]
+    needed = [name for name in missing if (name != "ep" if sizes is None else sizes.get(name, 1) > 1)]
     if needed:
         fixed = "-".join(_put_in(names, needed))
-        raise InputError(
-            f"order {shown(text)} leaves out {needed[0]}, which is {sizes[needed[0]]}; try '{fixed}'"
-        )
+        left = ", ".join(needed) if sizes is None else f"{needed[0]}, which is {sizes[needed[0]]}"
+        raise InputError(f"order {shown(text)} leaves out {left}; try '{fixed}'")
     whole = [*names, *(name for name in missing if name != "ep")]
     if "ep" in missing:
         whole.insert(whole.index("dp"), "ep")

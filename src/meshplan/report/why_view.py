@@ -229,21 +229,23 @@ def whole_units(
     """``values`` rounded to whole ``unit``s, and after them what is left of the rounded ``total``.
 
     Where nothing is left out (no ``rest``), or the values are more than the total, those that were rounded
-    farthest give way instead, one unit each, the ones that are to be ``last`` only where others do not do.
+    farthest give way instead, one unit each, the ones that are to be ``last`` only where others do not do;
+    none falls below zero.
 
     >>> whole_units([0.34, 0.33, 0.13], 0.8, 0.1, rest=False, last=[False] * 3)
     [4, 3, 1, 0]
     >>> whole_units([0.34, 0.34], 0.8, 0.1, rest=True, last=[False] * 2)
     [3, 3, 2]
+    >>> whole_units([0.0, 0.36, 0.36], 0.7, 0.1, rest=False, last=[False, True, True])
+    [0, 3, 4, 0]
     """
     found = [round(value / unit) for value in values]
     left = round(total / unit) - sum(found)
     if rest and left >= 0:
         return [*found, left]
     sign = 1 if left > 0 else -1
-    for i in sorted(range(len(values)), key=lambda i: (last[i], sign * (found[i] - values[i] / unit)))[
-        : abs(left)
-    ]:
+    can = [i for i in range(len(values)) if found[i] + sign >= 0]
+    for i in sorted(can, key=lambda i: (last[i], sign * (found[i] - values[i] / unit)))[: abs(left)]:
         found[i] += sign
     return [*found, 0]
 
