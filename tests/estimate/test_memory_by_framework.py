@@ -197,3 +197,14 @@ def test_an_allocator_that_runs_short_gives_back_what_it_keeps():
     wide, tight = (readings(parts, limit=limit, cached=0.1, buffers=2.0) for limit in (100.0, 70.0))
     assert (wide.allocated, wide.reserved, wide.device) == (60, 65 + 8, 69 + 8)
     assert (tight.allocated, tight.reserved, tight.device) == (60, 65 + 1, 70)
+
+
+@pytest.mark.parametrize(("precision", "each"), [("fp16", 2), ("bf16", 4)])
+def test_megatron_keeps_gradients_in_fp32_only_under_bf16(precision, each):
+    """Megatron-LM, docs/user-guide/features/dist_optimizer.md: 2 bytes a gradient with fp16, 4 with bf16, not
+    sharded by the distributed optimizer. Llama 3.1 8B has 8,030,261,248 parameters (its model card)."""
+    work = Workload(seq=4096, gbs=8, precision=precision)
+    full = FullModel(stack=load_stack("megatron-core-2025"))
+    plan = Plans.of(Plan(dp=8, mbs=1, sharding=Sharding.ZERO1))
+    costs = full.price(load_model("llama-3.1-8b"), cluster_of("h100-sxm", 8), work, plan)
+    assert float(costs.memory["gradients"][0]) == pytest.approx(each * 8_030_261_248, rel=1e-3)

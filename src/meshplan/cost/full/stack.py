@@ -243,6 +243,11 @@ class Stack:
         """The stack as it trains in ``precision``."""
         if precision == "fp16" and self.grad_bytes_fp16:
             return replace(self, grad_bytes=self.grad_bytes_fp16)
+        if precision == "fp16" and self.family == "megatron":
+            # Only bf16 turns fp32 gradients on by itself (megatron/training/arguments.py).
+            return replace(
+                self, grad_bytes=min(self.grad_bytes, 2.0), reduce_bytes=min(self.reduce_bytes, 2.0)
+            )
         if precision == "fp32":
             return replace(self, weight_bytes=4.0)
         return self
