@@ -14,6 +14,7 @@ from meshplan.cost.full.model import FullModel
 from meshplan.cost.full.stack import Stack, load_stack
 from meshplan.errors import InputError
 from meshplan.model.load import load_model
+from meshplan.plan.kinds import CpKind
 from meshplan.plan.plans import Plan, Plans
 from meshplan.plan.workload import Workload
 
@@ -142,3 +143,21 @@ def test_every_tensor_parallel_transfer_waits_for_the_last_rank(sp, transfers):
     stack = replace(load_stack("megatron-2022"), tp_exposed=1.0, head_overlap=False)
     more = transferring(replace(stack, tp_wait_s=1e-3)) - transferring(stack)
     assert more == pytest.approx(4 * (2 * transfers + transfers / 2) * 1e-3)
+
+
+def test_ulysses_repeats_kv_heads_that_are_fewer_than_ranks():
+    """Llama 3.1 8B: 32 query heads of 128, 8 KV heads. Over 16 ranks of one domain each KV head goes to two:
+    (4,096 · 2 + 2 · 2 · 1,024) features of a token instead of (4,096 · 2 + 2 · 1,024), 1.2 times as many."""
+    one_layer = replace(load_model("llama-3.1-8b"), layers=load_model("llama-3.1-8b").layers[:1])
+    attention = one_layer.layers[0].attention
+    cluster, work = cluster_of("gb200", 16), Workload(seq=1 << 20, gbs=1)
+    plan = Plans.of(Plan(cp=16, cp_kind=CpKind.ULYSSES, dp=1, mbs=1))
+
+    def moving(heads):
+        layer = replace(one_layer.layers[0], attention=replace(attention, kv_heads=heads))
+        full = FullModel(stack=load_stack("deepspeed"))
+        return float(full.price(replace(one_layer, layers=(layer,)), cluster, work, plan).time["cp"][0])
+
+    features = {heads: 2 * 4096 + 2 * 128 * max(heads, 16) for heads in (8, 16, 32)}
+    assert moving(8) == pytest.approx(moving(16), rel=1e-6)
+    assert moving(8) / moving(32) == pytest.approx(features[8] / features[32], rel=0.01)

@@ -174,7 +174,9 @@ def context_parallel(
         forward = np.where(gathers, gather, forward)
         backward = np.where(gathers, gather + scatter, backward)
     if (ulysses := on & (kind == CpKind.ULYSSES)).any():
-        width = att.q_width + att.k_width + att.v_width + att.out_width
+        # KV heads are repeated where there are fewer than ranks that are to have one each.
+        repeats = np.maximum(keys.cp * t / att.kv_heads, 1.0)
+        width = att.q_width + att.out_width + repeats * (att.k_width + att.v_width)
         moved = links.seconds("all_to_all", keys.element_bytes * keys.tokens / t * width, group, span)
         forward, backward = np.where(ulysses, moved, forward), np.where(ulysses, moved, backward)
     return forward, backward, hidden
