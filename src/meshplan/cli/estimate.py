@@ -126,7 +126,8 @@ class PlanFlags:
         tuple[int, Recompute],
         option(read_recompute, metavar="HOW"),
         Parameter(
-            help="none (default), full, auto (as few layers as fit), layers a stage, modules joined by +.",
+            help="none (default), full, auto (as few layers as fit), layers a stage, modules joined by +"
+            " (core-attn, norm, mlp, …; operators is torchtitan's selective).",
             show_default=False,
         ),
     ] = (0, Recompute.NONE)

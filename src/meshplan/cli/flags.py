@@ -147,7 +147,10 @@ class _Dimensions:
     replicas: Annotated[Degrees, Parameter(help="Copies of the shards over data parallel (HSDP).")] = None
     recompute: Annotated[
         Recomputes,
-        Parameter(help="auto, none, all, a number of layers a stage, or modules joined by +."),
+        Parameter(
+            help="auto, none, all, a number of layers a stage, or modules joined by + (core-attn, norm, mlp,"
+            " …; operators is torchtitan's selective)."
+        ),
     ] = None
 
 

@@ -147,6 +147,8 @@ def read_recompute(text: str, what: str) -> tuple[int, Recompute]:
             known = [*words, *by_name]
             close = nearest(part, known, 2)
             ask = f"; did you mean {' or '.join(close)}?" if close else ""
+            if part == "selective":
+                ask = "; Megatron's selective is core-attn, torchtitan's is operators"
             raise InputError(
                 f"{what} {shown(part)} is not a number of layers or one of {', '.join(known)}{ask}"
             )
