@@ -3,6 +3,8 @@
 import csv
 import io
 import json
+import re
+import time
 from importlib import resources
 
 import numpy as np
@@ -12,7 +14,7 @@ from meshplan.cli import main
 from meshplan.validation.cases import SkippedError, case_of
 from meshplan.validation.figures import own_rows
 from meshplan.validation.metrics import Errors, kendall_tau
-from meshplan.validation.rows import parse_rows
+from meshplan.validation.rows import OPTIONAL_NUMBERS, REQUIRED_NUMBERS, TEXT, parse_rows
 from meshplan.validation.run import price_cases
 
 HEADER = (
@@ -325,6 +327,155 @@ def test_what_is_no_number(capsys, write, cell):
     assert "line 3, column hidden: " in err
 
 
+def test_all_missing_columns_are_named(capsys, write):
+    code, _, err = run(
+        capsys, write({}, header=[c for c in HEADER if c not in ("hidden", "dp", "id", "vp", "tier")])
+    )
+    assert code == 2
+    assert "columns 'id', 'hidden' and 'dp' are missing; `meshplan validate --help` describes them" in err
+
+
+@pytest.mark.parametrize(("mark", "name"), [(";", "semicolons"), ("\t", "tabs")])
+def test_other_separators_are_named(capsys, write, mark, name):
+    for header, besides in (
+        (HEADER, ""),
+        ([c for c in HEADER if c != "seq"], ", and column 'seq' is missing"),
+    ):
+        for quote in ("", '"'):
+            lines = table({}, header=header).replace(",", mark).splitlines()
+            lines[0] = mark.join(f"{quote}{column}{quote}" for column in header)
+            code, out, err = run(capsys, write(text="\n".join(lines)))
+            assert (code, out) == (2, "")
+            assert f"columns are separated by {name}, not by commas{besides}" in err
+            assert ("missing" in err) == bool(besides)
+            assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("column", "cell", "bounds"),
+    [
+        # Ten thousand layers and the like, as of a model's configuration; ten million GPUs; a batch of 10⁹.
+        ("layers", "1e9", "1 to 10,000"), ("layers", "10001", "1 to 10,000"), ("layers", "0", "1 to 10,000"),
+        ("layers", "32.7", "1 to 10,000"), ("hidden", "1048577", "1 to 1,048,576"),
+        ("heads", "65537", "1 to 65,536"), ("vocab", "2e9", "1 to 1,073,741,824"),
+        ("seq", "1e10", "1 to 1,000,000,000"), ("gbs", "1e10", "1 to 1,000,000,000"),
+        ("gpus", "1e8", "1 to 10,000,000"), ("gpus", "8.5", "1 to 10,000,000"),
+        ("tp", "0", "1 to 10,000,000"), ("tp", "1.0000001", "1 to 10,000,000"),
+        ("pp", "1e7", "1 to 10,000"),
+        ("mbs", "0.5", "1 to 1,000,000,000"), ("gated", "2", "0 to 1"),
+        ("experts", "1e300", "0 to 1,048,576"), ("etp", "1.5", "0 to 10,000,000"),
+    ],
+)  # fmt: skip
+def test_counts_that_are_not_whole_or_out_of_bounds(capsys, write, column, cell, bounds):
+    start = time.process_time()
+    code, out, err = run(capsys, write({}, {column: cell}))
+    assert (code, out) == (2, "")
+    assert f"line 3, column {column}: must be a whole number from {bounds}, not '{cell}'" in err
+    assert err.count("\n") == 1
+    assert time.process_time() - start < 2
+
+
+def test_whole_numbers_may_be_written_with_a_point():
+    with_point = {c: f"{v}.0" for c, v in ROW.items() if isinstance(v, int)}
+    assert estimates(with_point) == estimates({})
+
+
+def test_the_largest_counts_are_priced_or_skipped_at_once(capsys, write):
+    start = time.process_time()
+    rows = [
+        {"layers": 10_000}, {"vocab": 2**30}, {"seq": 10**9}, {"gbs": 10**9}, {"heads": 2**16},
+        {"dp": 5 * 10**6, "gpus": 10**7, "gbs": 5 * 10**6}, {"gbs": 10**9, "dp": 1, "pp": 4},
+        {"pp": 10**4, "vp": 10**4, "tp": 1, "dp": 1, "gpus": 10**4},
+        {"pp": 10**4, "layers": 10**4, "tp": 1, "dp": 1, "gpus": 10**4},
+    ]  # fmt: skip
+    code, out, _ = run(capsys, write({}, *rows), "--json")
+    data = json.loads(out)
+    assert (code, data["used"] + sum(data["skipped"].values())) == (0, 1 + len(rows))
+    assert data["skipped"] == {"pp · vp is more stages than there are layers": 1}
+    assert time.process_time() - start < 10
+
+
+# ── what is not understood ───────────────────────────────────────────────────────────────────────
+
+
+def test_words_that_nobody_knows_are_told(capsys, write):
+    odd = {"recompute": "foo", "precision": "fp7", "tier": "X"}
+    plain = {"recompute": "unknown", "precision": "", "tier": ""}
+    assert estimates(odd) == estimates(plain)
+    rows = [
+        odd,
+        {"id": "b", "recompute": "foo"},
+        {"id": "c", **plain},
+        {"id": "d", "precision": "fp8-rowwise"},
+    ]
+    _, out, _ = run(capsys, write(*rows), "--json")
+    data = json.loads(out)
+    assert data["used"] == 4
+    assert data["not_understood"] == [
+        {"column": "recompute", "value": "foo", "taken_as": "not given", "rows": 2},
+        {"column": "tier", "value": "X", "taken_as": "not given", "rows": 1},
+        {"column": "precision", "value": "fp7", "taken_as": "bf16", "rows": 1},
+    ]
+    _, out, _ = run(capsys, write(*rows))
+    assert (
+        "not understood: recompute 'foo' taken as not given (2 rows) · tier 'X' taken as not given (1 row)"
+        " · precision 'fp7' taken as bf16 (1 row)"
+    ) in " ".join(out.split())
+
+
+def test_only_what_was_taken_as_something_else_is_told(capsys, write):
+    rows = [
+        {"gpu": "H9000", "recompute": "foo"},  # not priced
+        {"tier": "Q"},  # not selected, as its tier is none
+        {"tier": "A", "recompute": "core", "notes": "recompute=core_attn"},  # the notes tell it
+    ]
+    _, out, _ = run(capsys, write(*rows[:1], rows[2]), "--json")
+    assert json.loads(out)["not_understood"] == []
+    _, out, _ = run(capsys, write(*rows[1:]), "--json", "--tier", "A")
+    assert [word["value"] for word in json.loads(out)["not_understood"]] == ["Q"]
+    _, out, _ = run(capsys, write(rows[2]))
+    assert "not understood" not in out
+
+
+def test_many_odd_words_stay_a_few_lines(capsys, write):
+    file = write(*({"id": str(i), "recompute": f"way{i}"} for i in range(30)))
+    _, out, _ = run(capsys, file)
+    assert "22 more words (all with --json)" in " ".join(out.split())
+    _, out, _ = run(capsys, file, "--json")
+    assert len(json.loads(out)["not_understood"]) == 30
+
+
+def test_a_batch_that_does_not_divide_is_skipped_with_the_reason(capsys, write):
+    odd = {"gbs": 3, "tp": 1, "dp": 8}
+    rows = [{}, odd, {"gbs": 36, "mbs": 2}, {"gbs": 36, "mbs": ""}, {"gbs": 30, "mbs": ""}]
+    _, out, _ = run(capsys, write(*rows), "--json")
+    data = json.loads(out)
+    assert data["used"] == 2  # a micro-batch that is not given divides
+    assert data["skipped"] == {
+        "the global batch does not divide over dp · mbs": 2, "the global batch does not divide over dp": 1,
+    }  # fmt: skip
+    code, _, err = run(capsys, write(odd))
+    assert code == 2
+    assert "line 2, column gbs: the global batch does not divide over dp · mbs" in err
+
+
+@pytest.mark.parametrize(("vp", "used"), [(8, True), (9, False)])
+def test_stages_are_no_more_than_layers_with_embedding_and_head(capsys, write, vp, used):
+    # arXiv 2407.21783, section 3.3: 126 layers, one fewer on the first and on the last stage.
+    row = {"layers": 126, "tp": 1, "pp": 16, "vp": vp, "dp": 1, "gpus": 16}
+    code, _, err = run(capsys, write(row))
+    assert (code == 0) == used
+    assert used or "line 2, column pp: pp · vp is more stages than there are layers" in err
+
+
+def test_help_names_every_column_and_word(capsys):
+    _, out, _ = run(capsys, "--help")
+    words = set(re.findall(r"[A-Za-z0-9_]+", out))
+    columns = {*TEXT, *REQUIRED_NUMBERS, *OPTIONAL_NUMBERS}
+    assert columns - words == {"params_b", "tflops_per_gpu", "mfu"}  # read, and not used
+    assert {"none", "ddp", "zero1", "hsdp", "selective", "full", "unknown", "mxfp8", "OOM"} <= words
+
+
 def test_unknown_gpus_are_counted_but_not_alone(capsys, write):
     code, out, _ = run(capsys, write({}, {"gpu": "H9000"}), "--json")
     data = json.loads(out)
@@ -357,10 +508,10 @@ def test_refuses_in_one_sentence(capsys, write, flags, words):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "column 'id' is missing"),
+        ("", "columns 'id', 'source', 'model', 'gpu', 'layers', "),
         (",".join(HEADER) + "\n", "has no rows"),
         (",".join(HEADER) + "\na,b\n", "line 2: the row does not have as many cells as the header"),
-        ("\x00\x01", "is missing"),
+        ("\x00\x01", "are missing"),
         ('"', ""),
     ],
 )

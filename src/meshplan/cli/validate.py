@@ -18,12 +18,11 @@ from meshplan.validation.figures import NAME, own_rows
 from meshplan.validation.rows import Row, read_rows
 from meshplan.validation.run import Run, run
 from meshplan.validation.summary import family_key, summarise
+from meshplan.validation.words import TIERS
 
 app = cyclopts.App(
     name="validate", help_formatter=HelpFormatter(), usage="Usage: meshplan validate [OPTIONS] [FILE]"
 )
-
-TIERS = ("A", "B", "C")
 
 
 def read_words(text: str, what: str) -> tuple[str, ...]:
@@ -61,10 +60,31 @@ def validate(
     Errors are estimated over measured, less 1. `signed` is the median with its sign, the others are of
     the absolute error.
 
+    FILE is separated by commas. Its first line names the columns, in any order; others may stand between
+    them. An empty cell is a value not given.
+
+    Columns that must be there, with cells that must be filled for a row to be priced: model; gpu, a name of
+    `meshplan gpus`; layers, hidden, heads, vocab; ffn, unless all layers have experts; seq, in tokens; gbs,
+    sequences a step; gpus, tp, pp; and one of step_s, in seconds, tokens_s_gpu, tokens a second and GPU,
+    and peak_gib, GiB of the fullest GPU.
+
+    Columns that must be there, whose cells may be empty: id, source (who measured), kv_heads, head_dim,
+    gpus_per_node, mbs (sequences a micro-batch), cp, dp.
+
+    Columns that may be there, counts: vp, ep, etp, experts, topk, moe_ffn, shared_ffn, dense_layers (the
+    first layers, without experts); 1 or 0: gated, mla, sp.
+
+    Columns that may be there, words: sharding (none, ddp, zero1, zero2, zero3, fsdp, hsdp), recompute (none,
+    selective, full, unknown), precision (bf16, fp16, fp32, fp8, mxfp8, nvfp4), tier (A, B, C), release
+    (YYYY-MM), ref, and notes, which tell the software and its switches, or OOM for a run out of memory.
+
+    Other words for recompute, precision (then bf16) and tier are taken as not given and listed, in the JSON
+    under `not_understood`; rows that cannot be priced are counted with the reason.
+
     Parameters
     ----------
     file
-        A CSV file in the schema of measured runs (default: the table that comes with meshplan).
+        A CSV file of measured runs with the columns above (default: the table that comes with meshplan).
     by
         Group rows by source, gpu, model, precision, sharding, recompute, release, tier, stack, kind
         (dense or moe), or several: source,gpu.

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from meshplan.errors import shown
 from meshplan.report.parts import wrap
 from meshplan.report.screen import Screen
 from meshplan.report.table import Column, table
@@ -14,6 +15,7 @@ from meshplan.validation.run import Outcome
 from meshplan.validation.summary import Family, Summary
 
 SCHEMA_VERSION = 1
+MOST_ODD_WORDS = 8
 SWEEP_KEY = ("source", "model", "gpu", "gpus", "gbs", "seq", "precision")
 
 
@@ -43,6 +45,7 @@ def validation_data(summary: Summary, where: str) -> dict[str, Any]:
         "rows": summary.rows,
         "used": summary.used,
         "skipped": dict(summary.skipped),
+        "not_understood": [{**asdict(word), "rows": rows} for word, rows in summary.odd.items()],
         **_family_data(summary.whole),
         "recompute_known": _family_data(summary.known),
         "recompute_unknown": _family_data(summary.unknown),
@@ -198,6 +201,18 @@ def _counts(summary: Summary, where: str, screen: Screen) -> Iterator[str]:
     if summary.skipped:
         told = " · ".join(f"{count:,} {reason}" for reason, count in summary.skipped.items())
         yield from wrap(f"not used: {told}", screen.width)
+    if summary.odd:
+        yield from wrap(f"not understood: {_odd_words(summary)}", screen.width)
+
+
+def _odd_words(summary: Summary) -> str:
+    told = [
+        f"{word.column} {shown(word.value)} taken as {word.taken_as} ({rows:,} row{'s' if rows > 1 else ''})"
+        for word, rows in summary.odd.items()
+    ]
+    if len(told) > MOST_ODD_WORDS:
+        told[MOST_ODD_WORDS:] = [f"{len(told) - MOST_ODD_WORDS:,} more words (all with --json)"]
+    return " · ".join(told)
 
 
 def _verdicts(summary: Summary, screen: Screen) -> Iterator[str]:

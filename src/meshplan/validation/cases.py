@@ -54,6 +54,10 @@ MODULES = {
     "core_attn": Recompute.CORE_ATTN,
 }
 
+WHOLE_PRECISIONS = ("bf16", "fp16", "fp32")
+LOW_PRECISIONS = ("nvfp4", "mxfp8", "fp8")
+"""Words a cell may go on from: ``fp8-tensorwise``, ``mxfp8 linears``."""
+
 GPT_OSS = re.compile(r"gpt-?oss", re.IGNORECASE)
 
 SQUAD_TOKENS = 256
@@ -120,6 +124,7 @@ def case_of(row: Row, *, stack: str | None = None) -> Case:
     oom = bool(noted(row, r"\bOOM\b")) and step is None
     if step is None and peak is None and not oom:
         raise SkippedError("no measured time or memory", "step_s")
+    _check_shares(row, model, plan, gbs)
     return Case(
         row=row,
         model=model,
@@ -134,6 +139,17 @@ def case_of(row: Row, *, stack: str | None = None) -> Case:
         out_of_memory=oom,
         assumed=tuple(assumed),
     )
+
+
+def _check_shares(row: Row, model: Model, plan: Plan, gbs: int) -> None:
+    """Raise ``SkippedError`` unless every rank has sequences and every stage something to do."""
+    mbs = row.whole("mbs")
+    if gbs % (plan.dp * (mbs or 1)):
+        what = "dp" if mbs is None else "dp · mbs"
+        raise SkippedError(f"the global batch does not divide over {what}", "gbs")
+    # Embedding and head may stand for a layer each: 126 layers on 16 · 8 stages (Llama 3).
+    if plan.pp * plan.vp > len(model.layers) + len(model.mtp) + 2:
+        raise SkippedError("pp · vp is more stages than there are layers", "pp")
 
 
 def _memory_kind(row: Row, source: Source) -> str:
@@ -157,12 +173,10 @@ def _needed(row: Row, column: str) -> int:
 
 def _precision(text: str) -> str:
     low = text.lower()
-    for name in ("nvfp4", "mxfp8"):
+    for name in LOW_PRECISIONS:
         if low.startswith(name):
             return name
-    if low.startswith("fp8"):
-        return "fp8"
-    return low if low in ("bf16", "fp16", "fp32") else "bf16"
+    return low if low in WHOLE_PRECISIONS else "bf16"
 
 
 def _model(row: Row, source: Source) -> Model:

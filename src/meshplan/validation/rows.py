@@ -10,8 +10,11 @@ from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 
+from meshplan.cluster.cluster import MAX_GPUS
 from meshplan.errors import InputError, shown
 from meshplan.files import read_text
+from meshplan.model.fields import MAX_EXPERTS, MAX_HEADS, MAX_HIDDEN, MAX_LAYERS, MAX_VOCAB, MAX_WIDTH
+from meshplan.plan.workload import MOST
 
 TEXT = (
     "id",
@@ -26,6 +29,7 @@ TEXT = (
     "precision",
     "notes",
 )
+REQUIRED_TEXT = ("id", "source", "model", "gpu")
 REQUIRED_NUMBERS = (
     "layers",
     "hidden",
@@ -63,6 +67,38 @@ OPTIONAL_NUMBERS = (
     "tflops_per_gpu",
     "mfu",
 )
+WHOLE = {
+    "layers": (1, MAX_LAYERS),
+    "hidden": (1, MAX_HIDDEN),
+    "heads": (1, MAX_HEADS),
+    "kv_heads": (0, MAX_HEADS),
+    "head_dim": (0, MAX_HEADS),
+    "ffn": (0, MAX_WIDTH),
+    "vocab": (1, MAX_VOCAB),
+    "seq": (1, MOST),
+    "gpus": (1, MAX_GPUS),
+    "gpus_per_node": (0, MAX_GPUS),
+    "gbs": (1, MOST),
+    "mbs": (1, MOST),
+    "tp": (1, MAX_GPUS),
+    "cp": (0, MAX_GPUS),
+    "pp": (1, MAX_LAYERS),
+    "dp": (0, MAX_GPUS),
+    "gated": (0, 1),
+    "experts": (0, MAX_EXPERTS),
+    "topk": (0, MAX_EXPERTS),
+    "moe_ffn": (0, MAX_WIDTH),
+    "shared_ffn": (0, MAX_WIDTH),
+    "dense_layers": (0, MAX_LAYERS),
+    "mla": (0, 1),
+    "sp": (0, 1),
+    "vp": (0, MAX_LAYERS),
+    "ep": (0, MAX_GPUS),
+    "etp": (0, MAX_GPUS),
+}
+"""Counts, from and to what: the bounds that models, clusters and workloads have everywhere. Where 0 is let
+through it stands for none, as an empty cell does."""
+SEPARATORS = {";": "semicolons", "\t": "tabs"}
 LIMIT_BYTES = 256 << 20
 
 
@@ -86,8 +122,8 @@ class Row:
 def read_rows(path: Path | str) -> list[Row]:
     """All rows of a file in the schema of measured runs.
 
-    Raises ``InputError`` naming line and column for a missing column, text in a number, NaN, infinity
-    or a negative number.
+    Raises ``InputError`` naming all missing columns, or line and column of text in a number, NaN, infinity,
+    a negative number, and a count that is not whole or out of its bounds (``WHOLE``).
     """
     text = read_text(path, limit_bytes=LIMIT_BYTES, what="measurement file")
     return list(parse_rows(text, str(path)))
@@ -95,20 +131,34 @@ def read_rows(path: Path | str) -> list[Row]:
 
 def parse_rows(text: str, where: str) -> Iterator[Row]:
     """The same from the text of a file called ``where``."""
+    _check_header(text, where)
     try:
         reader = csv.DictReader(StringIO(text), strict=True)
-        header = reader.fieldnames or []
-        missing = [c for c in ("id", "source", "model", "gpu", *REQUIRED_NUMBERS) if c not in header]
-        if missing:
-            raise InputError(
-                f"{where}: column {missing[0]!r} is missing (and {len(missing) - 1} more)"
-                if len(missing) > 1
-                else f"{where}: column {missing[0]!r} is missing"
-            )
         for record in reader:
             yield _row(record, reader.line_num, where)
     except csv.Error as error:
         raise InputError(f"{where}: not a CSV file ({error})") from None
+
+
+def _check_header(text: str, where: str) -> None:
+    """Raise ``InputError`` unless the first line of ``text`` names all columns, with commas between them."""
+    first = next(StringIO(text), "")
+    other = next((s for s in SEPARATORS if first.count(s) > first.count(",")), "")
+    try:
+        header = next(csv.reader([first], delimiter=other or ","), [])
+    except csv.Error as error:
+        raise InputError(f"{where}: not a CSV file ({error})") from None
+    missing = [repr(c) for c in (*REQUIRED_TEXT, *REQUIRED_NUMBERS) if c not in header]
+    lacking = ""
+    if len(missing) == 1:
+        lacking = f"column {missing[0]} is missing"
+    elif missing:
+        lacking = f"columns {', '.join(missing[:-1])} and {missing[-1]} are missing"
+    if other:
+        besides = f", and {lacking}" if lacking else ""
+        raise InputError(f"{where}: columns are separated by {SEPARATORS[other]}, not by commas{besides}")
+    if lacking:
+        raise InputError(f"{where}: {lacking}; `meshplan validate --help` describes them")
 
 
 def _row(record: dict[str, str | None], line: int, where: str) -> Row:
@@ -130,6 +180,13 @@ def _row(record: dict[str, str | None], line: int, where: str) -> Row:
             raise InputError(
                 f"{where}, line {line}, column {column}: {shown(cell)} must be finite and at least 0"
             )
+        if column in WHOLE:
+            low, high = WHOLE[column]
+            if value != int(value) or not low <= value <= high:
+                raise InputError(
+                    f"{where}, line {line}, column {column}: must be a whole number from {low} to {high:,},"
+                    f" not {shown(cell)}"
+                )
         number[column] = value
     return Row(line=line, text={c: (record.get(c) or "").strip() for c in TEXT}, number=number)
 

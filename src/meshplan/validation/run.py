@@ -15,6 +15,7 @@ from meshplan.errors import MeshplanError
 from meshplan.plan.plans import Plans
 from meshplan.validation.cases import Case, SkippedError, case_of
 from meshplan.validation.rows import Row
+from meshplan.validation.words import OddWord, odd_tier, odd_words
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +50,8 @@ class Run:
     skipped: Counter[str]
     first_skip: tuple[int, str, str] | None
     """Line, column (or ``""``) and reason of the first row that could not be used."""
+    odd: Counter[OddWord]
+    """Words that were not understood, and in how many rows."""
 
 
 def run(
@@ -57,12 +60,14 @@ def run(
     """Prices the rows that ``keep`` lets through; rows of one problem and stack are priced together."""
     skipped: Counter[str] = Counter()
     first_skip: tuple[int, str, str] | None = None
+    odd: Counter[OddWord] = Counter()
     cases: list[Case] = []
     count = 0
     for row in rows:
         count += 1
         if not keep(row):
             skipped["not selected"] += 1
+            odd.update(odd_tier(row))
             continue
         try:
             cases.append(case_of(row, stack=stack))
@@ -70,7 +75,9 @@ def run(
             skipped[str(reason)] += 1
             first_skip = first_skip or (row.line, getattr(reason, "column", ""), str(reason))
     outcomes = tuple(price_cases(cases, skipped))
-    return Run(rows=count, outcomes=outcomes, skipped=skipped, first_skip=first_skip)
+    for outcome in outcomes:
+        odd.update(odd_words(outcome.case))
+    return Run(rows=count, outcomes=outcomes, skipped=skipped, first_skip=first_skip, odd=odd)
 
 
 def price_cases(cases: Sequence[Case], skipped: Counter[str] | None = None) -> list[Outcome]:

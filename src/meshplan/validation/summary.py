@@ -11,6 +11,7 @@ from meshplan.errors import UnknownNameError
 from meshplan.validation.baseline import handbook_outcomes
 from meshplan.validation.metrics import Errors, OomTable, Sweep, grouped, oom_table, sweeps
 from meshplan.validation.run import Outcome, Run
+from meshplan.validation.words import OddWord
 
 FAMILIES = (
     "source",
@@ -77,6 +78,8 @@ class Summary:
     used: int
     skipped: Mapping[str, int]
     """Reason → rows, most frequent first."""
+    odd: Mapping[OddWord, int]
+    """Word that was not understood → rows, most frequent first."""
     whole: Family
     known: Family
     """Rows whose recomputation the source prints."""
@@ -128,6 +131,7 @@ def summarise(
         rows=run.rows,
         used=len(outcomes),
         skipped=skipped,
+        odd=dict(run.odd.most_common()),
         whole=Family.of(outcomes),
         known=Family.of(o for o in outcomes if "recompute" not in o.case.assumed),
         unknown=Family.of(o for o in outcomes if "recompute" in o.case.assumed),
