@@ -100,6 +100,8 @@ class Case:
 
 def case_of(row: Row, *, stack: str | None = None) -> Case:
     """``row`` as a case. Raises ``SkippedError`` with the reason."""
+    if row.fault:
+        raise SkippedError(row.fault[1], row.fault[0])
     source = source_of(row)
     if source.skip:
         raise SkippedError(source.skip)

@@ -109,6 +109,8 @@ class Row:
     line: int
     text: dict[str, str]
     number: dict[str, float | None]
+    fault: tuple[str, str] | None = None
+    """The first column whose count cannot be, and why: such a row is not used."""
 
     def __getitem__(self, column: str) -> float | None:
         return self.number.get(column)
@@ -122,8 +124,8 @@ class Row:
 def read_rows(path: Path | str) -> list[Row]:
     """All rows of a file in the schema of measured runs.
 
-    Raises ``InputError`` naming all missing columns, or line and column of text in a number, NaN, infinity,
-    a negative number, and a count that is not whole or out of its bounds (``WHOLE``).
+    Raises ``InputError`` naming all missing columns, or line and column of text in a number, NaN, infinity
+    and a negative number. A count that is not whole or out of its bounds (``WHOLE``) is its row's ``fault``.
     """
     text = read_text(path, limit_bytes=LIMIT_BYTES, what="measurement file")
     return list(parse_rows(text, str(path)))
@@ -165,6 +167,7 @@ def _row(record: dict[str, str | None], line: int, where: str) -> Row:
     if None in record or any(value is None for value in record.values()):
         raise InputError(f"{where}, line {line}: the row does not have as many cells as the header")
     number: dict[str, float | None] = {}
+    fault: tuple[str, str] | None = None
     for column in (*REQUIRED_NUMBERS, *OPTIONAL_NUMBERS):
         cell = (record.get(column) or "").strip()
         if not cell:
@@ -183,12 +186,11 @@ def _row(record: dict[str, str | None], line: int, where: str) -> Row:
         if column in WHOLE:
             low, high = WHOLE[column]
             if value != int(value) or not low <= value <= high:
-                raise InputError(
-                    f"{where}, line {line}, column {column}: must be a whole number from {low} to {high:,},"
-                    f" not {shown(cell)}"
-                )
+                must = f"{column} must be a whole number from {low} to {high:,}, not {shown(cell)}"
+                fault = fault or (column, must)
         number[column] = value
-    return Row(line=line, text={c: (record.get(c) or "").strip() for c in TEXT}, number=number)
+    text = {c: (record.get(c) or "").strip() for c in TEXT}
+    return Row(line=line, text=text, number=number, fault=fault)
 
 
 def noted(row: Row, pattern: str) -> re.Match[str] | None:
