@@ -111,6 +111,9 @@ def case_of(row: Row, *, stack: str | None = None) -> Case:
     plan = _plan(row, model, source, chosen, assumed)
     cluster = _cluster(row, source, plan)
     precision = _precision(row.text["precision"])
+    if precision == "bf16" and "bf16" not in cluster.gpu.peak_flops:
+        precision = "fp16"  # all that V100 and T4 have
+        assumed.append("precision")
     gbs = row.whole("gbs")
     if gbs is None:
         raise SkippedError("global batch missing", "gbs")
