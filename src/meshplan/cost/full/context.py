@@ -77,6 +77,11 @@ class Context:
         """Distinct layers."""
         return self.model.kinds
 
+    @property
+    def usual_kind(self) -> int:
+        """The most frequent of them."""
+        return int(np.bincount(self.model.kind_ids, minlength=len(self.kinds)).argmax())
+
     @cached_property
     def parameters(self) -> tuple[LayerParameters, ...]:
         """Parameters of each kind."""

@@ -1,7 +1,8 @@
 """Which layers go on which stage where a plan leaves it open: the cut with the least busy busiest rank.
 
 What layers, embedding and head cost against each other depends on few things, so that one cut serves
-all plans of the same pipeline whose costs agree to a sixteenth of a layer.
+all plans of the same pipeline whose costs agree: layers to a sixteenth, the ends to a hundredth of a rank's
+work. Transfers that come with every micro-batch count with what computing does not hide of them.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from meshplan.cost.costs import Floats
 from meshplan.cost.full.context import Context
+from meshplan.cost.full.cut_costs import layer_work, with_transfers
 from meshplan.cost.full.distinct import distinct
 from meshplan.cost.full.layers import Priced
 from meshplan.cost.full.stages import BOTH_WAYS, LOOPED, PLACEMENT, even_layout
@@ -24,7 +25,12 @@ from meshplan.schedule.layout import Fill, MemoryLimit, best_split, rank_of_stag
 from meshplan.schedule.layout_rounds import best_rounds, pace
 
 GRAIN = 16
-"""Parts of the most frequent layer in which costs are compared."""
+"""Parts of the most frequent layer in which costs of layers are compared."""
+CLOSE = 0.02
+"""Steps in which costs of embedding and head are compared, as a share of a rank's layers, rounded down to a
+power of two of a layer: the busiest rank's work is off by no more than half of that."""
+FINEST, COARSEST = 5, 3
+"""Such steps are a layer over two to a power between these; a stage of many feels more than its rank does."""
 WORTH = 0.02
 """An uneven cut of layers that divide must spare the busiest rank this share of its work: even stages
 are simpler to launch, and their pipeline has no uneven chunks to wait for."""
@@ -39,8 +45,7 @@ def choose_layouts(c: Context, priced: Priced, grain: int = GRAIN) -> Plans:
     rows = np.flatnonzero(p.layout == AUTO_LAYOUT)
     if not len(rows):
         return p
-    grains, of_key = np.unique(_grains(c, priced, grain), axis=0, return_inverse=True)
-    key = np.ravel(of_key)[priced.of_plan[rows]]
+    grains, key = _grains(c, priced, rows, grain)
     shape = PLACEMENT.take(p.schedule[rows])
     columns = (key, p.pp[rows], p.vp[rows], shape)
     first, of = distinct(columns)
@@ -155,19 +160,26 @@ def _lean(layers: list[float], cut: Layout, bound: float, embedding: float, head
     return best
 
 
-def _grains(c: Context, priced: Priced, grain: int) -> Ints:
-    """(keys, kinds + 2): costs of layer kinds, in parts of the most frequent one; embedding and head, in
-    pairs of them."""
-    stack, ends = c.stack, priced.ends
-    costs = [
-        np.maximum(t.forward_s, t.host) + np.maximum(t.backward_s + t.selective, t.host * stack.host_backward)
-        for t in priced.times
-    ]
-    usual = costs[int(np.bincount(c.model.kind_ids, minlength=len(costs)).argmax())]
-    embedding: Floats = ends.embedding_forward + ends.embedding_backward
-    head: Floats = ends.head_forward + ends.head_backward
-    for layer in c.model.mtp:  # multi-token-prediction layers sit with the head
-        head = head + costs[c.kinds.index(layer)]
-    kinds = np.rint(np.stack(costs, axis=1) / usual[:, None] * grain)
-    both = np.rint(np.stack([embedding, head], axis=1) / usual[:, None] * grain / 2) * 2
-    return np.asarray(np.concatenate([kinds, both], axis=1), dtype=np.int64)
+def _grains(c: Context, priced: Priced, rows: Ints, grain: int) -> tuple[Ints, Ints]:
+    """(keys, kinds + 2): whole numbers that say what layer kinds, embedding and head cost; and the key of
+    each of the plans ``rows``."""
+    p, work, of = c.plans, layer_work(c, priced), priced.of_plan[rows]
+    seconds = work.forward + work.backward
+    moving = np.flatnonzero((c.gathers | c.scatters_each)[rows] & (p.pp[rows] > 1))
+    if len(moving):
+        which, at = rows[moving], of[moving]
+        groups = (p.tp, p.cp, p.dp, p.pp, p.ep, p.etp, p.replicas, c.gathers.astype(np.int64))
+        shape = PLACEMENT.take(p.schedule[which])
+        first, kind = distinct((at, shape, *(column[which] for column in groups)))
+        busy = with_transfers(c.take(which[first]), work.take(at[first]))
+        of = of.copy()
+        of[moving] = len(seconds) + kind
+        seconds = np.concatenate([seconds, busy])
+    first, kind = distinct((of, p.pp[rows]))
+    seconds, layers = seconds[of[first]], len(c.model.layers) / p.pp[rows[first]]
+    parts = seconds / seconds[:, c.usual_kind, None]
+    step = 2.0 ** np.clip(np.floor(np.log2(CLOSE * layers)), -FINEST, -COARSEST)[:, None] * (GRAIN / grain)
+    kinds, ends = np.rint(parts[:, :-2] * grain) / grain, np.rint(parts[:, -2:] / step) * step
+    whole = np.rint(np.concatenate([kinds, ends], axis=1) * (1 << FINEST)).astype(np.int64)
+    found, of_key = np.unique(whole, axis=0, return_inverse=True)
+    return found, np.ravel(of_key)[kind]

@@ -26,35 +26,43 @@ class Units(NamedTuple):
     """All of it on all ranks together, for each kind of plan."""
 
 
+def unit_seconds(c: Context, op: str, element_bytes: float) -> tuple[list[Floats], Floats]:
+    """Seconds that one transfer of each layer kind takes, and of a vocabulary matrix, for each plan: dense
+    parameters among the ranks that share them, routed experts among theirs."""
+    p = c.plans
+    shards = c.links.among(c.shard_group, c.spans["dp"])
+    dense = [q.dense / p.tp * element_bytes for q in c.parameters]
+    *per_kind, vocabulary = shards.seconds(op, np.stack([*dense, c.vocabulary_parameters * element_bytes]))
+    if any(q.experts for q in c.parameters):
+        experts = c.links.among(c.expert_group, c.spans["edp"])
+        sizes = np.stack([q.experts / (p.ep * p.etp) * element_bytes for q in c.parameters])
+        more = experts.seconds(op, sizes)
+        per_kind = [one + other for one, other in zip(per_kind, more, strict=True)]
+    return per_kind, vocabulary
+
+
+def gathered_bytes(c: Context) -> float:
+    """Bytes of a parameter as it is gathered."""
+    return 4.0 if c.workload.precision == "fp32" else 2.0
+
+
 def units_of(c: Context) -> Units:
     """One pass: gather forward, gather backward, scatter gradients. torch does not give the head back in
     between, as backward begins with it."""
     whole = c.plans
     first, of = alike(whole.tp, whole.cp, whole.dp, whole.pp, whole.ep, whole.etp, whole.replicas)
     some = c.take(first)
-    shards = c.links.among(some.shard_group, some.spans["dp"])
-    experts = None
-    if any(q.experts for q in c.parameters):
-        experts = c.links.among(some.expert_group, some.spans["edp"])
 
     def transfer(op: str, element_bytes: float) -> tuple[Floats, Floats]:
         """All units, and of them the head's."""
-        p = some.plans
-        dense = [q.dense / p.tp * element_bytes for q in c.parameters]
-        vocabulary = some.vocabulary_parameters * element_bytes
-        sizes = np.stack([*dense, vocabulary])
-        *per_kind, head = shards.seconds(op, sizes)
-        if experts is not None:
-            sizes = np.stack([q.experts / (p.ep * p.etp) * element_bytes for q in c.parameters])
-            more = experts.seconds(op, sizes)
-            per_kind = [one + other for one, other in zip(per_kind, more, strict=True)]
+        per_kind, head = unit_seconds(some, op, element_bytes)
         on = c.gathers[:, None]
         last = head[of][:, None] * c.last * (0.0 if c.model.tied_embeddings else 1.0)
         whole = c.per_rank([one[of] for one in per_kind]) + head[of][:, None] * c.first + last
         return np.asarray(whole * on), np.asarray(last * on)
 
     layers = np.maximum(c.held_layers, 1.0)
-    gather, head = transfer("all_gather", 4.0 if c.workload.precision == "fp32" else 2.0)
+    gather, head = transfer("all_gather", gathered_bytes(c))
     again = gather - head if c.stack.family == "torch" else gather
     scatter, _ = transfer("reduce_scatter", c.stack.reduce_bytes)
     return Units(
