@@ -271,7 +271,7 @@ def test_downloads(page: Any, tmp_path: Path) -> None:
         with page.expect_download() as download:
             page.get_by_role("link", name=link).click()
         download.value.save_as(tmp_path / name)
-    assert (tmp_path / "job.yaml").read_text().startswith('model: "llama-3.1-70b"')
+    assert (tmp_path / "job.yaml").read_text().startswith("model: llama-3.1-70b\n")
     page.locator("select[name=to]").select_option("torchtitan")
     page.locator("select[name=launcher]").select_option("slurm")
     with page.expect_download() as download:
