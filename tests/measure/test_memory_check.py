@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from functools import lru_cache
 
 import pytest
@@ -177,19 +178,29 @@ def timed_sizes(monkeypatch, model, work, plan):
     import numpy as np
 
     from meshplan.cluster.presets import cluster_of
-    from meshplan.cost.full.comm import Links
+    from meshplan.cost.full.comm import Among, Links
     from meshplan.cost.full.model import FullModel
+    from meshplan.measure.memory.compare import ENGINE
     from meshplan.plan.plans import Plans
 
-    found, seconds = {}, Links.seconds
+    found, seconds, among = {}, Among.seconds, Links.among
+    of = {}
 
-    def recorded(self, op, size_bytes, group, span):
-        sizes = found.setdefault((op, int(np.max(group.size))), set())
+    def started(self, group, span):
+        made = among(self, group, span)
+        of[id(made)] = made, int(np.max(group.size))
+        return made
+
+    def recorded(self, op, size_bytes):
+        sizes = found.setdefault((op, of[id(self)][1]), set())
         sizes.update(float(x) for x in np.ravel(size_bytes))
-        return seconds(self, op, size_bytes, group, span)
+        return seconds(self, op, size_bytes)
 
-    monkeypatch.setattr(Links, "seconds", recorded)
-    FullModel(stack=STACK).price(model, cluster_of("h100-sxm", plan.gpus), work, Plans.of(plan))
+    monkeypatch.setattr(Links, "among", started)
+    monkeypatch.setattr(Among, "seconds", recorded)
+    FullModel(stack=replace(STACK, **ENGINE)).price(
+        model, cluster_of("h100-sxm", plan.gpus), work, Plans.of(plan)
+    )
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -39,12 +40,17 @@ class Modelled:
     parts: Mapping[str, float]
 
 
+ENGINE: Mapping[str, Any] = {"fused_norms": True, "ring": "hops", "repeats_kv": False}
+"""Habits of the reference engine's modules, where those of a stack may be others."""
+
+
 def modelled(
     model: Model, workload: Workload, plan: Plan, stack: Stack, *, pipeline_rank: int = 0,
     order: tuple[str, ...] = DEFAULT_ORDER,
 ) -> Modelled:  # fmt: skip
-    """What the full cost model says that ``pipeline_rank`` holds; experts as in the reference engine."""
-    stack = replace(stack, experts_apart=False, keeps_exchanged=False)
+    """What the full cost model says that ``pipeline_rank`` holds; experts, norms and rings as in the reference
+    engine."""
+    stack = replace(stack, experts_apart=False, keeps_exchanged=False, **ENGINE)
     cluster = cluster_of(GPU, plan.gpus, gpus_per_node=1)
     c = Context(
         model=model, cluster=cluster, workload=workload, plans=Plans.of(plan, order=order), stack=stack,
