@@ -48,8 +48,8 @@ def modelled(
     model: Model, workload: Workload, plan: Plan, stack: Stack, *, pipeline_rank: int = 0,
     order: tuple[str, ...] = DEFAULT_ORDER,
 ) -> Modelled:  # fmt: skip
-    """What the full cost model says that ``pipeline_rank`` holds; experts, norms and rings as in the reference
-    engine."""
+    """What the full cost model says that ``pipeline_rank`` holds; experts, norms and rings as in the
+    reference engine."""
     stack = replace(stack, experts_apart=False, keeps_exchanged=False, **ENGINE)
     cluster = cluster_of(GPU, plan.gpus, gpus_per_node=1)
     c = Context(
