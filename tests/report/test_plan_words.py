@@ -21,7 +21,7 @@ from meshplan.plan.kinds import CpKind, Recompute, Schedule, Sharding
 from meshplan.plan.plans import ALL_LAYERS, Plan, Plans
 from meshplan.plan.space import Space
 from meshplan.plan.workload import Workload
-from meshplan.report.job_text import job_text, model_word, plan_command
+from meshplan.report.job_text import job_table, job_text, model_word, plan_command
 from meshplan.report.plan_key import find_plan, plan_key, read_plan
 from meshplan.report.plan_names import plan_names
 from meshplan.report.plan_rows import layout_data
@@ -145,7 +145,7 @@ def test_a_job_file_asks_the_same(name: str, tmp_path: Path, capsys: pytest.Capt
     from meshplan.cluster.files import cluster_of_table
 
     path = tmp_path / "job.yaml"
-    path.write_text(job_text(LLAMA, cluster, WORKLOAD, SPACE, "full"), encoding="utf-8")
+    path.write_text(job_text(job_table(LLAMA, cluster, WORKLOAD, SPACE, "full")), encoding="utf-8")
     job = load_job(str(path))
     assert not isinstance(job.cluster, str | None)
     again = cluster_of_table(dict(job.cluster), where="job")
@@ -168,7 +168,7 @@ def test_a_command_asks_the_same_as_the_job_file(
 ) -> None:
     question = (LLAMA, CLUSTERS[name], WORKLOAD, SPACE, "full")
     monkeypatch.chdir(tmp_path)
-    Path("job.yaml").write_text(job_text(*question), encoding="utf-8")
+    Path("job.yaml").write_text(job_text(job_table(*question)), encoding="utf-8")
     by_file = asked(capsys, ["plan", "job.yaml"])
     by_flags = asked(capsys, shlex.split(plan_command(*question))[1:])
     assert by_file["plans"] == by_flags["plans"]
@@ -207,7 +207,7 @@ def test_a_gpu_without_curves_is_said_to_have_none(
     path = tmp_path / "job.yaml"
     whole = replace(H100, name="mine", title="Mine", sources={}, like="")
     cluster = replace(cluster_of("h100-sxm", 8), gpu=whole)
-    path.write_text(job_text(LLAMA, cluster, WORKLOAD), encoding="utf-8")
+    path.write_text(job_text(job_table(LLAMA, cluster, WORKLOAD)), encoding="utf-8")
     assert main(["plan", str(path)]) == 2
     said = capsys.readouterr().err
     assert "no curves are known for GPU 'Mine'; name the preset it resembles (like: h100-sxm)" in said

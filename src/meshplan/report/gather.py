@@ -13,7 +13,7 @@ from meshplan.cost.costs import CostModel, Costs
 from meshplan.cost.models import cost_model_named
 from meshplan.errors import MeshplanError
 from meshplan.report.estimate_view import stage_data
-from meshplan.report.job_text import job_text, plan_command, source_word
+from meshplan.report.job_text import job_table, job_text, plan_command, source_word
 from meshplan.report.pipeline_run import durations_data, stages_data
 from meshplan.report.plan_key import plan_key
 from meshplan.report.plan_names import plan_names
@@ -72,7 +72,7 @@ def report_data(
         "scaling": None,
         "sensitivities": None,
         "command": plan_command(*asked, word=word, stack=stack, objective=ranking.objective, more=more),
-        "job": job_text(*asked, word=word, stack=stack, objective=ranking.objective),
+        "job": job_text(job_table(*asked, word=word, stack=stack, objective=ranking.objective)),
     }
     told("report: how far off the model usually is")
     data["band"] = band_data(ranking)

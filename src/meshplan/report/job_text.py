@@ -44,22 +44,8 @@ def source_word(model: Model) -> str:
     return model_word(model, model.source.removesuffix(ON_HUB) or CONFIG)
 
 
-def job_text(
-    model: Model,
-    cluster: Cluster,
-    workload: Workload,
-    space: Space | None = None,
-    cost_model: str | None = None,
-    *,
-    word: str = "",
-    stack: str | None = None,
-    objective: Objective = "step",
-) -> str:
-    """A job file (YAML) that asks the same; ``word`` is what it shall call the model (``model_word``),
-    ``stack`` what it shall call the software that the cost model assumes, where not that of the framework."""
-    table = job_table(
-        model, cluster, workload, space, cost_model, word=word, stack=stack, objective=objective
-    )
+def job_text(table: Mapping[str, Any]) -> str:
+    """The job file (YAML) of ``job_table``'s table, without what it need not say."""
     usual = {"framework": "any", "objective": "step", "stack": stack_of(table["framework"]), "space": {}}
     told = {key: value for key, value in table.items() if value is not None and value != usual.get(key)}
     return "\n".join(_yaml_lines(told)) + "\n"
@@ -76,8 +62,11 @@ def job_table(
     stack: str | None = None,
     objective: Objective = "step",
 ) -> dict[str, Any]:
-    """The same as a table with every key that a job file has for it, which JSON can hold; parameters as of
-    ``job_text``."""
+    """A job file that asks the same, as a table with every key it has for that, which JSON can hold.
+
+    ``word`` is what it shall call the model (``model_word``), ``stack`` what it shall call the software that
+    the cost model assumes, where not that of the framework.
+    """
     space = space or Space()
     return {
         "model": word or model_word(model),

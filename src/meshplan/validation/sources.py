@@ -61,9 +61,9 @@ class Source:
 
 
 @cache
-def _rules(part: str) -> tuple[Source, ...]:
+def _rules() -> dict[str, tuple[Source, ...]]:
     text = (resources.files("meshplan.validation") / "data" / "sources.toml").read_text(encoding="utf-8")
-    return tuple(Source(**rule) for rule in tomllib.loads(text)[part])
+    return {part: tuple(Source(**rule) for rule in rules) for part, rules in tomllib.loads(text).items()}
 
 
 def source_of(row: Row) -> Source:
@@ -71,7 +71,7 @@ def source_of(row: Row) -> Source:
     that no rule names the first that fits its notes, its hardware or the year.
     """
     for part, said in (("rule", row.text["source"]), ("rule", row.text["ref"]), ("unnamed", "")):
-        for rule in _rules(part):
+        for rule in _rules()[part]:
             if rule.matches(row, said):
                 return rule
     raise AssertionError("the last rule of sources.toml fits every row")

@@ -9,7 +9,7 @@ from meshplan.export.launchers import LAUNCHERS
 from meshplan.export.targets import TARGETS
 from meshplan.report import sections
 from meshplan.report.chart_pareto import pareto_chart
-from meshplan.report.job_text import JOB, job_text, plan_command
+from meshplan.report.job_text import JOB, job_table, job_text, plan_command
 from meshplan.report.markup import Html, h, join
 from meshplan.report.parts import step_time
 from meshplan.report.ranking_table import Extra, ranking_table, tie_note
@@ -305,7 +305,8 @@ def downloads(plan: Data | None, asked: Asked, address: Address, words: Words) -
     command = plan_command(*asked.words, **asked.kinds)
     parts = [h("ul", links), h("p", words("take.command")), h("pre", command)]
     if command.split()[2] == JOB:
-        parts.append(h("details", h("summary", "job.yaml"), h("pre", job_text(*asked.words, **asked.kinds))))
+        job = job_text(job_table(*asked.words, **asked.kinds))
+        parts.append(h("details", h("summary", "job.yaml"), h("pre", job)))
     if plan is not None:
         parts.append(_launch_form(plan, address, words))
     return h("section", h("h2", words("take.title")), parts, id="take")

@@ -16,7 +16,7 @@ from meshplan.export.targets import export
 from meshplan.plan.rules import Setting
 from meshplan.report import sections
 from meshplan.report.html import report_html
-from meshplan.report.job_text import CONFIG, JOB, job_text, model_word
+from meshplan.report.job_text import CONFIG, JOB, job_table, job_text, model_word
 from meshplan.report.markup import Html
 from meshplan.report.svg import standalone
 from meshplan.report.words import Words
@@ -37,7 +37,7 @@ def file_stem(asked: Asked) -> str:
 def job_files(asked: Asked, address: Address) -> dict[str, str]:
     """The job file, and beside it the ``config.json`` that it names, where one was dropped."""
     model = model_word(asked.model, CONFIG)
-    files = {JOB: job_text(*asked.words, **asked.kinds, word=model)}
+    files = {JOB: job_text(job_table(*asked.words, **asked.kinds, word=model))}
     if model == CONFIG:
         files["config.json"] = unpack(address.values["config"], "the config.json")
     return files

@@ -14,11 +14,11 @@ import numpy as np
 
 from meshplan.cost.costs import Floats
 from meshplan.cost.full.context import Context
-from meshplan.cost.full.gathering import gathered_bytes, unit_seconds
+from meshplan.cost.full.gathering import beside, gathered_bytes, unit_seconds
 from meshplan.cost.full.layers import Priced
 from meshplan.cost.full.stages import BOTH_WAYS, LOOPED, PLACEMENT
 from meshplan.cost.full.step import BESIDE
-from meshplan.cost.full.sync import BUCKET
+from meshplan.cost.full.sync import beyond
 from meshplan.plan.plans import Ints
 
 ROUNDS = 3
@@ -71,11 +71,10 @@ def with_transfers(c: Context, work: LayerWork) -> Floats:
             for each in (work.forward, work.backward, gather, back, scatter)
         )
         units = np.maximum(held[:, :kinds].sum(axis=1) + extra * held[:, -1], 1.0)
-        ahead = c.stack.fsdp_overlap
-        first = np.maximum(gathered - ahead * forward, gathered / units)
-        last = np.maximum(returned - ahead * backward, scattered / units)
-        window = BESIDE * (forward + backward) if c.stack.dp_overlap else 0.0
-        reduced = np.maximum(BUCKET * scattered, scattered - window)
+        first = beside(c.stack, gathered, gathered / units, forward)
+        last = beside(c.stack, returned, scattered / units, backward)
+        window = BESIDE * (forward + backward)
+        reduced = beyond(scattered, window) if c.stack.dp_overlap else scattered
         return np.asarray(forward + backward + np.where(c.gathers, first + last, reduced))
 
     def rank(count: Floats) -> Floats:

@@ -10,6 +10,7 @@ from meshplan.cost.costs import Floats
 from meshplan.cost.full.context import Context
 from meshplan.cost.full.distinct import alike
 from meshplan.cost.full.narrow import rows
+from meshplan.cost.full.stack import Stack
 from meshplan.plan.plans import Ints
 
 
@@ -81,7 +82,11 @@ def gathering(c: Context, units: Units, at: Ints, forward: Floats, backward: Flo
     Each unit's transfer runs beside the computing of its neighbour, so what exceeds computing is exposed; the
     first unit's gathering and the last one's scattering always are.
     """
-    ahead = c.stack.fsdp_overlap
-    first = np.maximum(rows(units.gather, at) - ahead * forward, rows(units.gather_unit, at))
-    last = np.maximum(rows(units.backward, at) - ahead * backward, rows(units.scatter_unit, at))
+    first = beside(c.stack, rows(units.gather, at), rows(units.gather_unit, at), forward)
+    last = beside(c.stack, rows(units.backward, at), rows(units.scatter_unit, at), backward)
     return first, last
+
+
+def beside(stack: Stack, moving: Floats, unit: Floats, computing: Floats) -> Floats:
+    """What of ``moving`` seconds of units' transfers ``computing`` does not hide; one ``unit`` at least."""
+    return np.maximum(moving - stack.fsdp_overlap * computing, unit)

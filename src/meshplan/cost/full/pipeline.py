@@ -34,7 +34,7 @@ from meshplan.cost.full.topology import Group
 from meshplan.cost.full.work import hop_seconds, paces, rank_work
 from meshplan.plan.kinds import Schedule
 from meshplan.plan.plans import Ints, Plans
-from meshplan.schedule.closed_form import PAIRED, SEARCHED, bubbles, step_time
+from meshplan.schedule.closed_form import PAIRED, SEARCHED, step_time
 from meshplan.schedule.result import Simulation
 from meshplan.schedule.simulate import simulate
 from meshplan.schedule.steady import order_of, peak_alive, pipeline_ends
@@ -254,15 +254,15 @@ class Pipelines:
         most = [np.take_along_axis(of, slowest, axis=1)[:, 0] for of in each]
         sums = [of.sum(axis=1) for of in each]
         (f, b, w), (f_sum, b_sum, w_sum) = most, sums
-        ends, bubble = step_time(
-            SEARCHED, ranks, 1, self.micro_batches[rows], f, b, w, f_sum, b_sum, w_sum, self.hop[rows],
-            overlap_p2p=~self.holds[rows],
-        )  # fmt: skip
-        idle, _ = bubbles(
-            np.full(len(rows), SEARCHED), np.full(len(rows), ranks), np.ones(len(rows), np.int64),
-            self.micro_batches[rows].astype(np.float64), f, b, w, f_sum, b_sum, w_sum, 0.0 * f,
-        )  # fmt: skip
-        return ends[:, None], (ends - bubble + idle)[:, None]
+
+        def end(hop: Floats | float) -> Floats:
+            whole, _ = step_time(
+                SEARCHED, ranks, 1, self.micro_batches[rows], f, b, w, f_sum, b_sum, w_sum, hop,
+                overlap_p2p=~self.holds[rows],
+            )  # fmt: skip
+            return whole[:, None]
+
+        return end(self.hop[rows]), end(0.0)
 
     def _costs(self, base: Costs, rows: Ints, ends: Floats, free: Floats, alive: Floats) -> Costs:
         """The parts of steps whose ranks end at ``ends``, and would at ``free`` were there no transfers."""

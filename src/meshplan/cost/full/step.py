@@ -12,11 +12,10 @@ from meshplan.cost.full.context import Context
 from meshplan.cost.full.layer_time import PARTS
 from meshplan.cost.full.layers import Priced
 from meshplan.cost.full.narrow import added, flat, most, widest
-from meshplan.cost.full.stages import V_SHAPED
+from meshplan.cost.full.stages import LOOPED, PLACEMENT
 from meshplan.cost.full.sync import Shards, Transfers, gradient_transfers, reductions
 from meshplan.cost.full.topology import Group
 from meshplan.cost.full.work import Paces, rank_work
-from meshplan.plan.kinds import Schedule
 from meshplan.plan.plans import Ints, Plans
 from meshplan.schedule.closed_form import bubbles
 
@@ -148,8 +147,7 @@ def shared_embedding(c: Context) -> Floats:
     hold (a tied head, or the embedding of multi-token prediction), after all other gradients
     (Megatron-LM, ``core/distributed/finalize_model_grads.py``). torch ties no weights across stages."""
     p = c.plans
-    ends = [int(s) for s in (Schedule.DUALPIPE, *V_SHAPED)]  # both stages on one rank
-    apart = (p.pp > 1) & ~np.isin(p.schedule, ends)
+    apart = (p.pp > 1) & (PLACEMENT.take(p.schedule) == LOOPED)  # else one rank has both stages
     shared = c.model.tied_embeddings or bool(c.model.mtp)
     if not shared or c.stack.family == "torch" or c.stack.vocabulary == "cut" or not apart.any():
         return np.zeros(len(p))

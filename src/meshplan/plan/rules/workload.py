@@ -14,10 +14,6 @@ def _on_gpu(s: Setting) -> bool:
     return s.workload.offload == "none"
 
 
-def _trains(precisions: tuple[str, ...], s: Setting, p: Plans) -> Bools:
-    return every(p, s.workload.precision in (*precisions, "fp32"))
-
-
 def _deepspeed(s: Setting, p: Plans) -> Bools:
     least = Sharding.ZERO1 if s.workload.offload_fraction == 1 else Sharding.ZERO3
     return np.asarray(_on_gpu(s) | (p.sharding >= least))
@@ -27,6 +23,19 @@ def _deepspeed_words(s: Setting, p: Plan) -> str:
     if p.sharding is Sharding.DDP:
         return "DeepSpeed keeps the optimizer's states of ZeRO in host memory, and ddp shards none"
     return f"DeepSpeed keeps a part of the optimizer in host memory with zero3 only, not {p.sharding.label}"
+
+
+def _precision_rule(framework: str, title: str, known: tuple[str, ...], where: str) -> Rule:
+    """``framework`` trains in the precisions ``known``, and in fp32; ``where`` its source says so."""
+    listed = f"{', '.join(known[:-1])} and {known[-1]}"
+    return Rule(
+        id=f"{framework}-precision",
+        title=title,
+        columns=(),
+        passes=lambda s, p: every(p, s.workload.precision in (*known, "fp32")),
+        words=lambda s, p: f"{s.workload.precision} has no setting there; {listed} have",
+        sources=(Source(framework, where),),
+    )
 
 
 MEGATRON_OFFLOAD = Rule(
@@ -74,31 +83,18 @@ DROPLESS = Rule(
         Source("accelerate", "transformers, mixture-of-experts blocks"),
     ),
 )
-TITAN_PRECISION = Rule(
-    id="torchtitan-precision",
-    title="training is in bf16, or converted to fp8, mxfp8 or nvfp4",
-    columns=(),
-    passes=lambda s, p: _trains(("bf16", "fp8", "mxfp8", "nvfp4"), s, p),
-    words=lambda s, p: f"{s.workload.precision} has no setting there; bf16, fp8, mxfp8 and nvfp4 have",
-    sources=(Source("torchtitan", "torchtitan/config/configs.py, TrainingConfig.mixed_precision_param"),),
-)
-DEEPSPEED_PRECISION = Rule(
-    id="deepspeed-precision",
-    title="training is in bf16 or fp16",
-    columns=(),
-    passes=lambda s, p: _trains(("bf16", "fp16"), s, p),
-    words=lambda s, p: f"{s.workload.precision} has no setting there; bf16 and fp16 have",
-    sources=(Source("deepspeed", "deepspeed/runtime/precision_config.py"),),
-)
-ACCELERATE_PRECISION = Rule(
-    id="accelerate-precision",
-    title="training is in bf16, fp16 or fp8",
-    columns=(),
-    passes=lambda s, p: _trains(("bf16", "fp16", "fp8"), s, p),
-    words=lambda s, p: f"{s.workload.precision} has no setting there; bf16, fp16 and fp8 have",
-    sources=(Source("accelerate", "src/accelerate/utils/dataclasses.py, PrecisionType"),),
-)
-WORKLOAD_RULES = (
-    MEGATRON_OFFLOAD, DEEPSPEED_OFFLOAD, FSDP_OFFLOAD, DROPLESS, TITAN_PRECISION, DEEPSPEED_PRECISION,
-    ACCELERATE_PRECISION,
+PRECISIONS = (
+    _precision_rule(
+        "torchtitan", "training is in bf16, or converted to fp8, mxfp8 or nvfp4",
+        ("bf16", "fp8", "mxfp8", "nvfp4"),
+        "torchtitan/config/configs.py, TrainingConfig.mixed_precision_param",
+    ),
+    _precision_rule(
+        "deepspeed", "training is in bf16 or fp16", ("bf16", "fp16"), "deepspeed/runtime/precision_config.py",
+    ),
+    _precision_rule(
+        "accelerate", "training is in bf16, fp16 or fp8", ("bf16", "fp16", "fp8"),
+        "src/accelerate/utils/dataclasses.py, PrecisionType",
+    ),
 )  # fmt: skip
+WORKLOAD_RULES = (MEGATRON_OFFLOAD, DEEPSPEED_OFFLOAD, FSDP_OFFLOAD, DROPLESS, *PRECISIONS)
